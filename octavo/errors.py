@@ -1,0 +1,88 @@
+"""Every error that Octavo raises on purpose, and the HTTP status each one becomes.
+
+    OctavoError
+    ├── UserError                      the caller can fix it
+    │   ├── InvalidRequestError        400  also a ValueError, as vLLM's callers expect
+    │   │   └── PromptTooLongError     400
+    │   ├── UnknownModelError          404
+    │   ├── ConfigError                -    also a ValueError; start-up stops with one line
+    │   ├── ModelNotFoundError         -    no such directory, file or hub name
+    │   ├── CheckpointError            -    a model file is damaged, incomplete or lies
+    │   └── UnsupportedError           400  a feature this build does not have
+    ├── OverloadedError                429
+    ├── EngineDeadError                503
+    └── InternalError                  500  a bug in Octavo
+"""
+
+
+class OctavoError(Exception):
+    """Base of all errors raised on purpose."""
+
+    status = 500
+
+
+class UserError(OctavoError):
+    """Something the caller can fix; shown as one line, never as a traceback."""
+
+    status = 400
+
+
+class InvalidRequestError(UserError, ValueError):
+    """A request parameter is wrong.
+
+    Args:
+        message: what is wrong and what would be right.
+        param: name of the offending field, when there is one.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PromptTooLongError(InvalidRequestError):
+    """Prompt plus requested tokens exceed the context; names both numbers."""
+
+
+class UnknownModelError(UserError):
+    """The request names a model that this server does not serve."""
+
+    status = 404
+
+
+class ConfigError(UserError, ValueError):
+    """A configuration value is wrong or two of them exclude each other."""
+
+
+class ModelNotFoundError(UserError):
+    """No model where the name points; the message lists where was looked."""
+
+    status = 404
+
+
+class CheckpointError(UserError):
+    """A model file is damaged, incomplete or contradicts itself; the message names the tensor or field."""
+
+
+class UnsupportedError(UserError):
+    """A real feature that Octavo does not have (yet); never silently ignored."""
+
+
+class OverloadedError(OctavoError):
+    """Too much is queued. `retry_after` is in seconds."""
+
+    status = 429
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineDeadError(OctavoError):
+    """The engine process is gone and could not be brought back."""
+
+    status = 503
+
+
+class InternalError(OctavoError):
+    """An invariant of Octavo does not hold: a bug, worth a report."""

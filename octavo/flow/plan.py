@@ -1,0 +1,60 @@
+"""What the next step computes: the only message from the scheduler to the executor."""
+
+from dataclasses import dataclass
+
+from octavo.flow.request import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """One sequence's part of a step.
+
+    `new_blocks[g]` are the block ids that group g's table gained for this step, in order; a window group's table keeps
+    its length (slid-out blocks stay as stale entries that are never read).
+    """
+
+    sequence: int
+    slot: int  # permanent device row, until the sequence ends or is preempted
+    start: int  # position of the first token to compute
+    count: int  # tokens to compute: 1 in decode, more in prefill
+    new_blocks: tuple[tuple[int, ...], ...]
+    samples: bool  # a token follows (false for all but the last prefill chunk)
+    output_index: int = 0  # index of the token to be sampled among the sequence's outputs: position of the draw
+    suppress_stop: bool = False  # min_tokens not reached: stop and eos ids must not be drawn
+
+
+@dataclass(frozen=True, slots=True)
+class SlotArrival:
+    """A sequence that takes a slot now: its tokens so far (prompt, then outputs when it was preempted before)."""
+
+    slot: int
+    sequence: int
+    token_ids: tuple[int, ...]
+    prompt_len: int
+    sampling: Sampling
+    stop_ids: tuple[int, ...] = ()  # stop and eos ids, for `suppress_stop`
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy a block's contents before the forward; ids are of one pool."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Complete: the executor asks nobody else. Order: released, arrivals, copies, then the rows' forward."""
+
+    step: int
+    rows: tuple[PlannedRow, ...]
+    arrivals: tuple[SlotArrival, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    released: tuple[int, ...] = ()  # slots that are free from now on
+    preempted: tuple[int, ...] = ()  # sequences, for metrics; their slots are in `released`
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the forward computes."""
+        return sum(row.count for row in self.rows)

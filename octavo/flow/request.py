@@ -1,0 +1,64 @@
+"""A request as the engine sees it: token ids and parameters, valid by construction."""
+
+from dataclasses import dataclass, field
+
+SamplingSeed = int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn. Ranges were checked by `inputs/limits.py`; here every value is final.
+
+    temperature 0 is greedy. top_k 0 is off. Penalties follow the usual definitions: repetition over prompt and
+    output (CTRL, arXiv:1909.05858, section 4.1), presence and frequency over the output (OpenAI API reference).
+    The draw at output position `p` depends on (seed, p) alone: no other request, batch or restart changes it.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: SamplingSeed = 0
+    logprobs: int | None = None  # None: none; k: the sampled token and the k likeliest; -1: the whole vocabulary
+    prompt_logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()  # empty: all
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """When a sequence ends, as far as token ids tell. Stop strings are the outputs stage's business."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    eos_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt to be continued `n` times.
+
+    `sample` streams are numbered 0..n-1; stream i draws with seed + i. `priority`: lower is sooner.
+    `arrival` is a monotonic clock reading in seconds.
+    """
+
+    id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: Sampling
+    stopping: Stopping
+    n: int = 1
+    arrival: float = 0.0
+    priority: int = 0
+    cache_salt: str = ""
+    # What the outputs stage needs; the engine carries but never reads it.
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    detokenize: bool = True
+    metadata: dict[str, str] = field(default_factory=dict)

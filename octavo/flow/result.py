@@ -1,0 +1,69 @@
+"""What a step produced: the only message from the executor back."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class FinishReason(str, Enum):
+    """Why a sequence ended, in the API's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities of one position, of the raw logits (before temperature, penalties and filters).
+
+    `token_ids[0]`, `logprobs[0]` are the sampled token's; the likeliest tokens follow, best first (the sampled one may
+    appear again among them). `rank` is the sampled token's, 1 = likeliest.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Of the plan's rows with `samples`, in the plan's order. `seconds`: wall time of the forward and sampling.
+
+    `invalid[i]` tells that row i's logits were not finite: that sequence ends with an error, the others go on.
+    """
+
+    step: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    invalid: tuple[bool, ...] = ()
+    # (row index in the plan, one entry per computed position that predicts a prompt token)
+    prompt_logprobs: tuple[tuple[int, tuple[TokenLogprobs, ...]], ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """What one step added to one sample stream of a request; the engine's message to the outputs stage."""
+
+    request_id: str
+    index: int  # sample stream, 0..n-1
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the matched stop_token_ids entry; None for eos
+    num_cached_tokens: int = 0  # prompt tokens that came from the prefix cache
+    times: "SequenceTimes | None" = None  # with the finish
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceTimes:
+    """Monotonic clock readings in seconds; `preemptions` counts how often the sequence had to start again."""
+
+    arrival: float
+    scheduled: float
+    first_token: float
+    last_token: float
+    preemptions: int = 0

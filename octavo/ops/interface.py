@@ -1,0 +1,128 @@
+"""Everything a model may ask a device to do. `reference.py` gives each op its meaning.
+
+T: tokens of the step. R: rows to be sampled. Activations are float32, row-major, [T, width] or [R, width].
+An op never changes its inputs, except the cache. Ops marked *opaque* are split points when a graph is compiled.
+
+Type variables in words: `A` is a backend's activation (torch: Tensor; native: ndarray; recorder: Buffer), `V` its
+vector of float32 (gain, bias), `I` its handle of an integer array of the step.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from octavo.ops.weight import PackedWeight
+from octavo.spec.decoder import Activation as ActivationKind
+from octavo.spec.decoder import AttentionSpec
+
+A = TypeVar("A")
+V = TypeVar("V")
+I = TypeVar("I")  # noqa: E741  integers
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Where one layer's keys and values live: the cache group, and the layer's index inside the group's blocks."""
+
+    group: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """cos and sin of every position, [max_positions, width / 2] each, as the backend's vectors; `width` is rotated."""
+
+    width: int
+    cos: object
+    sin: object
+
+
+class StepHandles(Protocol[I]):
+    """What a forward sees of a step. Handles, not values: a forward never looks inside."""
+
+    token_ids: I  # [T]
+    positions: I  # [T] (one axis; a multi-axis model gets [axes, T])
+    sampled_rows: I  # [R] indices into T
+
+
+class Ops(Protocol[A, V, I]):
+    """The interface. 15 ops; composition does the rest."""
+
+    def embed(self, ids: I, table: PackedWeight) -> A:
+        """Rows of `table` [vocab, width]: ids [T] -> [T, width]. Also used for learned positions."""
+        ...
+
+    def linear(self, x: A, weight: PackedWeight, bias: V | None = None) -> A:
+        """x @ weight^T + bias: [T, in] -> [T, out]. bias [out].
+
+        With a bf16 segment x is rounded to bf16 first (to nearest even); with any other format x stays float32.
+        Sums are float32, in an order that depends on `in` alone (never on T, threads or other rows).
+        """
+        ...
+
+    def rms_norm(self, x: A, weight: V | None, eps: float) -> A:
+        """x / sqrt(mean(x^2) + eps) * weight.  Source: Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4."""
+        ...
+
+    def layer_norm(self, x: A, weight: V | None, bias: V | None, eps: float) -> A:
+        """(x - mean) / sqrt(var + eps) * weight + bias.  Source: Ba et al. 2016, arXiv:1607.06450."""
+        ...
+
+    def add(self, left: A, right: A) -> A:
+        """Elementwise sum."""
+        ...
+
+    def scale(self, x: A, factor: float) -> A:
+        """x * factor."""
+        ...
+
+    def act(self, x: A, kind: ActivationKind) -> A:
+        """Elementwise activation."""
+        ...
+
+    def act_mul(self, gate_up: A, kind: ActivationKind) -> A:
+        """act(left half) * right half: [T, 2w] -> [T, w]."""
+        ...
+
+    def qkv_rope_cache(
+        self,
+        qkv: A,
+        spec: AttentionSpec,
+        cache: LayerCache,
+        positions: I,
+        rope: RopeTable | None,
+        q_norm: V | None,
+        k_norm: V | None,
+    ) -> A:
+        """Opaque. Split qkv [T, (heads + 2 kv_heads) * head_dim]; norm q and k per head; rotate both; write k and v
+        into the cache at their positions; return q [T, heads * head_dim]."""
+        ...
+
+    def paged_attention(self, q: A, spec: AttentionSpec, cache: LayerCache) -> A:
+        """Opaque. softmax(scale * q.k, softcapped, causal, inside the window) . v over each row's own sequence.
+
+        q [T, heads * head_dim] -> [T, heads * head_dim].  Source: Kwon et al. 2023, arXiv:2309.06180.
+        """
+        ...
+
+    def softcap(self, x: A, limit: float) -> A:
+        """limit * tanh(x / limit)."""
+        ...
+
+    def select_rows(self, x: A, rows: I) -> A:
+        """[T, w] -> [R, w]."""
+        ...
+
+    def all_reduce(self, x: A) -> A:
+        """Opaque. Sum over the tensor-parallel ranks; the identity with one."""
+        ...
+
+    def process_logits(self, logits: A) -> A:
+        """Opaque. Bias, allowed tokens and penalties of each row: [R, vocab] -> [R, vocab]. The rules of a row are the
+        step's; a row without rules passes unchanged."""
+        ...
+
+    def sample(self, logits: A, raw: A) -> None:
+        """Opaque. Draw one token a row from `logits` [R, vocab] and take log-probabilities from `raw`, into the step's
+        outputs. Draw: the uniform number of (seed, output index) by Philox 4x32-10 (Salmon et al. 2011), inverted over
+        the filtered probabilities in vocabulary order."""
+        ...

@@ -1,0 +1,228 @@
+"""What a decoder is, as data: sizes, norms, positions, scales. No tensor, no forward, no file format.
+
+A decoder is layers; a layer is blocks; a block is branches whose outputs are summed into the residual. A later family
+adds a field with a default or a new body type; no existing field changes its meaning. Floats are explicit numbers:
+nothing is derived later ("scale" is the number that multiplies the scores).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+NormKind = Literal["rms", "layer"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu"]
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec:
+    """A normalization. Gains of the form `1 + w` are turned into plain gains when weights load."""
+
+    kind: NormKind
+    eps: float
+    weight: bool = True
+    bias: bool = False
+
+
+# --- positions -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Positions divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Low frequencies divided by `factor`, high ones kept, a ramp between (Llama 3.1 model card code)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN, arXiv:2309.00071. `attention_factor` multiplies both cos and sin."""
+
+    factor: float
+    original_max_positions: int
+    attention_factor: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TableScaling:
+    """Each frequency divided by its own factor (GGUF `rope_freqs.weight`, LongRoPE's tables)."""
+
+    factors: tuple[float, ...]
+    attention_factor: float = 1.0
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | TableScaling
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary positions, arXiv:2104.09864, always in half-split pairing (i, i + width/2): interleaved checkpoints are
+    permuted when they load. `width` leading elements of a head are rotated, the rest pass."""
+
+    theta: float
+    width: int
+    scaling: RopeScaling | None = None
+    axes: tuple[int, ...] = ()  # axis of each frequency; () means one axis
+
+
+# --- bodies ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CacheNeed:
+    """What one layer keeps per token or per sequence.
+
+    kind "full": every position. kind "window": the last `window` positions (the query included).
+    """
+
+    kind: Literal["full", "window"]
+    kv_heads: int
+    key_width: int  # elements of one head's key
+    value_width: int
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """Grouped-query attention over the paged cache."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float  # multiplies q.k
+    rope: RopeSpec | None  # None: no or learned positions
+    window: int | None = None  # keys seen, the query itself included
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: NormSpec | None = None
+    qk_norm_over: Literal["head"] = "head"  # gain [head_dim] shared by all heads
+    softcap: float | None = None
+
+    @property
+    def cache_needs(self) -> tuple[CacheNeed, ...]:
+        """Named needs of this mixer; a tuple because later mixers keep more than keys and values."""
+        kind: Literal["full", "window"] = "full" if self.window is None else "window"
+        return (CacheNeed(kind, self.kv_heads, self.head_dim, self.head_dim, self.window),)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMlpSpec:
+    """down(act(gate(x)) * up(x)) when gated, else down(act(up(x)))."""
+
+    width: int
+    activation: Activation
+    gated: bool = True
+    bias: bool = False
+
+
+Body = AttentionSpec | DenseMlpSpec
+
+
+# --- assembly --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BranchSpec:
+    """scale * post_norm(body(norm(x)))."""
+
+    body: Body
+    norm: NormSpec | None = None
+    post_norm: NormSpec | None = None
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """x = after_norm(skip_scale * x + post_norm(sum of branches(norm(x))))."""
+
+    branches: tuple[BranchSpec, ...]
+    norm: NormSpec | None = None  # shared by all branches
+    post_norm: NormSpec | None = None
+    after_norm: NormSpec | None = None
+    skip_scale: float = 1.0
+    skip: Literal["input", "normed"] = "input"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """Blocks in order. Equal layers should be the same object, so that printing and recording can group them."""
+
+    blocks: tuple[BlockSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSpec:
+    """Token embedding. `positions` = rows of a learned position table, indexed by the plain position (any offset in
+    the checkpoint is dropped at load). `project`: the table is `width` wide and a matrix brings it to `hidden`."""
+
+    vocab: int
+    width: int
+    scale: float = 1.0
+    positions: int | None = None
+    norm: NormSpec | None = None
+    project: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """Logits = softcap(scale * (x @ table^T + bias)). `project`: a matrix brings `hidden` back to the table's width."""
+
+    tied: bool
+    bias: bool = False
+    scale: float = 1.0
+    softcap: float | None = None
+    project: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """The usual residual: one stream, [tokens, hidden]."""
+
+
+ResidualSpec = Plain
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSpec:
+    """A whole decoder."""
+
+    hidden: int
+    layers: tuple[LayerSpec, ...]
+    embedding: EmbeddingSpec
+    final_norm: NormSpec | None
+    head: HeadSpec
+    max_positions: int
+    residual: ResidualSpec = Plain()
+
+    @property
+    def vocab(self) -> int:
+        """Number of logits."""
+        return self.embedding.vocab
+
+
+def sequential(mixer: Body, mlp: Body, norm: NormSpec, post_norm: NormSpec | None = None) -> LayerSpec:
+    """The usual layer: x += post_norm(mixer(norm(x))); x += post_norm(mlp(norm(x)))."""
+    return LayerSpec(
+        (
+            BlockSpec((BranchSpec(mixer, norm, post_norm),)),
+            BlockSpec((BranchSpec(mlp, norm, post_norm),)),
+        )
+    )
+
+
+def parallel(mixer: Body, mlp: Body, norm: NormSpec, own: bool = False) -> LayerSpec:
+    """x += mixer(n) + mlp(n), with one shared norm, or with each branch's `own`."""
+    if own:
+        return LayerSpec((BlockSpec((BranchSpec(mixer, norm), BranchSpec(mlp, norm))),))
+    return LayerSpec((BlockSpec((BranchSpec(mixer), BranchSpec(mlp)), norm=norm),))
