@@ -1,6 +1,6 @@
 """A request as the engine sees it: token ids and parameters, valid by construction."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 SamplingSeed = int
 
@@ -61,4 +61,3 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
-    metadata: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,53 @@
+/* Every native entry point, and nothing else. octavo/kernels/cpu/library.py types its functions from this file: it is
+ * the only declaration. Sizes are elements unless named bytes. No function throws; those that can fail return 0 for
+ * success or a negative number that this header explains. One declaration a line. */
+#pragma once
+#include <stdint.h>
+
+#include "octavo/instruction.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* --- library --- */
+/* Raised whenever a struct, an opcode or a packed layout changes; Python refuses another number. */
+int32_t octavo_abi_version(void);
+/* "scalar", "avx2", "avx512", "neon": what this library was compiled for. */
+const char* octavo_isa(void);
+/* 1 when this CPU can run this library. Callable on any CPU of the architecture. */
+int32_t octavo_isa_supported(void);
+
+/* --- thread team: persistent, parked when idle --- */
+/* Null when no thread can be started. `threads` includes the caller. cpus: null, or one CPU number a thread. */
+void* octavo_team_create(int32_t threads, const int32_t* cpus);
+void octavo_team_destroy(void* team);
+int32_t octavo_team_threads(const void* team);
+
+/* --- programs --- */
+/* Runs every instruction in order. One caller at a time for a team. */
+void octavo_run(void* team, const OctavoProgram* program, const OctavoStep* step);
+/* As octavo_run; seconds[k] is the time instruction k took. */
+void octavo_run_timed(void* team, const OctavoProgram* program, const OctavoStep* step, double* seconds);
+
+/* --- weights --- */
+/* Bytes of `rows` x `cols` in a source file; -1: unknown format, -2: cols is no multiple of the format's block. */
+int64_t octavo_source_bytes(int32_t format, int64_t rows, int64_t cols);
+/* Bytes of the packed layout; negative as above. */
+int64_t octavo_packed_bytes(int32_t format, int64_t rows, int64_t cols);
+/* source: row-major file blocks, any alignment. packed: 64-byte aligned. Lossless. Returns 0 or as above. */
+int32_t octavo_pack(void* team, int32_t format, const void* source, int64_t rows, int64_t cols, void* packed);
+/* Index of the first row that holds a NaN or an infinity (in scales too), or -1. */
+int64_t octavo_find_invalid(void* team, int32_t format, const void* source, int64_t rows, int64_t cols);
+
+/* --- cache --- */
+/* Bytes one layer takes in a page. */
+int64_t octavo_cache_layer_bytes(int32_t format, int32_t kv_heads, int32_t key_width, int32_t value_width, int32_t block_size);
+
+/* --- machine --- */
+/* Sum of all bytes, to measure read bandwidth with the team. */
+uint64_t octavo_read_bytes(void* team, const void* data, int64_t bytes);
+
+#ifdef __cplusplus
+}
+#endif

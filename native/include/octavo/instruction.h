@@ -1,0 +1,165 @@
+/* What a recorded program is made of, and what one step hands to it. Python mirrors these structs in
+ * octavo/kernels/cpu/structs.py; a test compares sizes and offsets.
+ *
+ * Activations are float32, row-major. Buffers are numbered; the program holds a pointer for each. All checks were
+ * made when the program was recorded: the interpreter trusts it. */
+#pragma once
+#include <stdint.h>
+
+/* How a matrix is stored. The same numbers name the source (a file's row-major blocks) and the packed layout made of
+ * it by octavo_pack: panels of 16 output rows, the input dimension outermost inside a panel, lanes = output rows. One
+ * layout serves every instruction set. Rows are padded to 16 with zeros. */
+enum OctavoFormat {
+  OCTAVO_F32 = 0,
+  OCTAVO_F16 = 1,
+  OCTAVO_BF16 = 2,
+  OCTAVO_Q4_0 = 3,
+  OCTAVO_Q4_1 = 4,
+  OCTAVO_Q5_0 = 5,
+  OCTAVO_Q5_1 = 6,
+  OCTAVO_Q8_0 = 7,
+  OCTAVO_Q2_K = 8,
+  OCTAVO_Q3_K = 9,
+  OCTAVO_Q4_K = 10,
+  OCTAVO_Q5_K = 11,
+  OCTAVO_Q6_K = 12,
+  OCTAVO_IQ4_NL = 13,
+  OCTAVO_MXFP4 = 14,
+};
+
+/* Consecutive output rows of a matrix in one packed format. */
+typedef struct {
+  int32_t format;
+  int32_t rows;
+  int32_t cols; /* input dimension, elements */
+  int32_t reserved;
+  const void* data;
+} OctavoSegment;
+
+/* Operands of each opcode. "T|R" : i[0] of every instruction says whether it runs over the step's tokens (0) or its
+ * sampled rows (1). width: of the output row, elements.
+ *
+ *   EMBED           out[T, width] = row of table.         p[0] OctavoSegment*, i[1] their count, i[2] ids: 0 token ids, 1 positions
+ *   LINEAR          out = in0 @ w^T (+ bias p[1]) (+ in1, a residual, when in1 >= 0).   p[0] OctavoSegment*, i[1] count, depth = in
+ *   RMS_NORM        out = norm(in0) * p[0] (null: 1).     f[0] eps
+ *   LAYER_NORM      out = norm(in0) * p[0] + p[1].        f[0] eps
+ *   ADD             out = in0 + in1
+ *   SCALE           out = in0 * f[0]
+ *   ACT             out = act(in0).                       i[1] OctavoActivation
+ *   ACT_MUL         out = act(in0[:, :width]) * in0[:, width:].   i[1] OctavoActivation; in0 is 2 * width wide
+ *   QKV_ROPE_CACHE  out = q, rotated.  in0 = qkv.         i[1] heads i[2] kv_heads i[3] head_dim i[4] rotary width (0: none)
+ *                                                         i[5] group i[6] layer index in the group;  f[0] qk-norm eps
+ *                                                         p[0] cos p[1] sin [max_positions, width/2]  p[2] q gain p[3] k gain (null: none)
+ *   PAGED_ATTENTION out = attention(in0 = q).             i[1..3], i[5], i[6] as above; i[4] window (0: full); f[0] scale f[1] softcap (0: none)
+ *   SOFTCAP         out = f[0] * tanh(in0 / f[0])
+ *   SELECT_ROWS     out[R, width] = in0[sampled_rows]
+ *   PROCESS_LOGITS  out = rules of each row applied to in0   (out may be in0's buffer only if no row asks for logprobs)
+ *   SAMPLE          draws from in0; log-probabilities of in1
+ *   fused, written by octavo/kernels/cpu/fusion.py:
+ *   ADD_RMS_NORM    out2 = in0 + in1; out = norm(out2) * p[0].    f[0] eps
+ */
+enum OctavoOpcode {
+  OCTAVO_EMBED = 0,
+  OCTAVO_LINEAR = 1,
+  OCTAVO_RMS_NORM = 2,
+  OCTAVO_LAYER_NORM = 3,
+  OCTAVO_ADD = 4,
+  OCTAVO_SCALE = 5,
+  OCTAVO_ACT = 6,
+  OCTAVO_ACT_MUL = 7,
+  OCTAVO_QKV_ROPE_CACHE = 8,
+  OCTAVO_PAGED_ATTENTION = 9,
+  OCTAVO_SOFTCAP = 10,
+  OCTAVO_SELECT_ROWS = 11,
+  OCTAVO_PROCESS_LOGITS = 12,
+  OCTAVO_SAMPLE = 13,
+  OCTAVO_ADD_RMS_NORM = 14,
+};
+
+enum OctavoActivation {
+  OCTAVO_SILU = 0,
+  OCTAVO_GELU = 1,      /* erf */
+  OCTAVO_GELU_TANH = 2,
+  OCTAVO_RELU = 3,
+  OCTAVO_RELU2 = 4,
+  OCTAVO_QUICK_GELU = 5,
+};
+
+typedef struct {
+  int32_t opcode;
+  int32_t out, out2;      /* buffer numbers; -1 unused */
+  int32_t in0, in1;
+  int32_t width;          /* of the output row, elements */
+  int32_t depth;          /* of the reduction (LINEAR), elements */
+  int32_t i[7];
+  float f[4];
+  const void* p[4];
+} OctavoInstruction;
+
+/* Keys and values. The pool is `blocks` pages of page_bytes; a page holds the block of every layer of a group, layer
+ * after layer, each layer_bytes = octavo_cache_layer_bytes(...) long. What is inside a layer's part is the kernels'
+ * own business. Block tables: [groups][slots][max_blocks] of block numbers. */
+typedef struct {
+  int32_t format;         /* OCTAVO_F32, F16 or BF16 */
+  int32_t block_size;     /* tokens */
+  int32_t groups;
+  int32_t slots;
+  int32_t max_blocks;
+  int32_t reserved;
+  int64_t page_bytes;
+  int64_t blocks;
+  uint8_t* pool;          /* 64-byte aligned */
+  const int32_t* tables;
+} OctavoCache;
+
+/* One sampled row's rules. Arrays may be null when their count is 0. */
+typedef struct {
+  float temperature;      /* 0: greedy */
+  float top_p;
+  float min_p;
+  float repetition_penalty;
+  float presence_penalty;
+  float frequency_penalty;
+  int32_t top_k;          /* 0: off */
+  int32_t logprobs;       /* -1: none asked; k >= 0: sampled token and the k likeliest, k <= top_stride */
+  uint64_t seed;
+  int32_t output_index;   /* of the token drawn now */
+  int32_t bias_count;     /* added to logits; -inf bans */
+  const int32_t* bias_ids;
+  const float* bias_values;
+  const int32_t* allowed_ids; /* when allowed_count > 0, all others are banned */
+  int32_t allowed_count;
+  int32_t prompt_len;
+  int32_t history_len;    /* prompt and outputs so far */
+  int32_t reserved;
+  const int32_t* history;
+} OctavoSampling;
+
+/* One step. A sequence s owns the tokens query_starts[s] .. query_starts[s + 1], which stand at consecutive positions
+ * of its context; everything before them is in the cache. */
+typedef struct {
+  int32_t tokens;
+  int32_t rows;           /* sampled */
+  int32_t sequences;
+  int32_t top_stride;     /* entries a row in top_ids and top_logprobs */
+  const int32_t* token_ids;     /* [tokens] */
+  const int32_t* positions;     /* [tokens] */
+  const int32_t* query_starts;  /* [sequences + 1] */
+  const int32_t* slots;         /* [sequences] */
+  const int32_t* sampled_rows;  /* [rows], indices into tokens */
+  const OctavoSampling* sampling; /* [rows] */
+  int32_t* out_tokens;          /* [rows] */
+  float* out_logprobs;          /* [rows], natural log */
+  int32_t* out_ranks;           /* [rows], 1 = likeliest */
+  int32_t* out_invalid;         /* [rows], 1: a logit was NaN or +inf, or all were -inf; the token is 0 */
+  int32_t* top_ids;             /* [rows, top_stride], best first, ties to the smaller id */
+  float* top_logprobs;          /* [rows, top_stride] */
+} OctavoStep;
+
+typedef struct {
+  const OctavoInstruction* code;
+  int32_t count;
+  int32_t buffers;
+  float* const* buffer;         /* [buffers], 64-byte aligned */
+  const OctavoCache* cache;     /* null when no instruction needs it */
+} OctavoProgram;
