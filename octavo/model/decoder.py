@@ -1,0 +1,162 @@
+"""One decoder for every family: walks a DecoderSpec and calls ops. It never looks at a tensor's values.
+
+It branches on the spec alone, never on values or on the number of tokens: that one rule lets a recorder, a compiler or
+a graph capture trace this same method.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from octavo.model.blocks.attention import AttentionWeights, attention
+from octavo.model.blocks.mlp import MlpWeights, mlp
+from octavo.model.blocks.norm import NormWeights, normalize
+from octavo.ops.interface import LayerCache, Ops, RopeTable, StepHandles
+from octavo.ops.weight import PackedWeight
+from octavo.spec.decoder import AttentionSpec, BlockSpec, BranchSpec, DecoderSpec, RopeSpec
+
+A = TypeVar("A")
+V = TypeVar("V")
+I = TypeVar("I")  # noqa: E741  integers
+
+
+@dataclass(frozen=True, slots=True)
+class BranchWeights(Generic[V]):
+    """Weights of one branch, in the spec's order."""
+
+    body: AttentionWeights[V] | MlpWeights[V]
+    norm: NormWeights[V] | None = None
+    post_norm: NormWeights[V] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeights(Generic[V]):
+    """Weights of one block."""
+
+    branches: tuple[BranchWeights[V], ...]
+    norm: NormWeights[V] | None = None
+    post_norm: NormWeights[V] | None = None
+    after_norm: NormWeights[V] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights(Generic[V]):
+    """Weights of one layer."""
+
+    blocks: tuple[BlockWeights[V], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights(Generic[V]):
+    """Every weight of a decoder. A tied head is the same object as `embed`."""
+
+    embed: PackedWeight  # [vocab, embedding width]
+    layers: tuple[LayerWeights[V], ...]
+    head: PackedWeight  # [vocab, embedding width]
+    final_norm: NormWeights[V] | None = None
+    positions: PackedWeight | None = None  # [positions, hidden], first row = position 0
+    embed_norm: NormWeights[V] | None = None
+    project_in: PackedWeight | None = None  # [hidden, embedding width]
+    project_out: PackedWeight | None = None  # [embedding width, hidden]
+    head_bias: V | None = None  # [vocab]
+
+
+class Decoder(Generic[V]):
+    """Runs a DecoderSpec through any Ops: op by op, recorded, or compiled.
+
+    Args:
+        spec: the architecture.
+        weights: packed by the backend whose ops will run it.
+        caches: of each layer, where each of its cache needs lives, in the order of the needs.
+        ropes: the cos/sin table of every RopeSpec that occurs.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: DecoderWeights[V],
+        caches: Sequence[Sequence[LayerCache]],
+        ropes: Mapping[RopeSpec, RopeTable],
+    ) -> None:
+        self.spec = spec
+        self._weights = weights
+        self._caches = caches
+        self._ropes = ropes
+
+    def forward(self, ops: Ops[A, V, I], step: StepHandles[I]) -> None:
+        """One whole step: logits of the sampled rows, their rules, and the draw into the step's outputs."""
+        raw = self.logits(ops, step)
+        ops.sample(ops.process_logits(raw), raw)
+
+    def logits(self, ops: Ops[A, V, I], step: StepHandles[I]) -> A:
+        """Logits of the sampled rows, [R, vocab]."""
+        spec, weights = self.spec, self._weights
+        x = self._embed(ops, step)
+        for index, (layer, layer_weights) in enumerate(zip(spec.layers, weights.layers, strict=True)):
+            for block, block_weights in zip(layer.blocks, layer_weights.blocks, strict=True):
+                x = self._block(ops, block, block_weights, x, step, index)
+        x = ops.select_rows(x, step.sampled_rows)
+        x = normalize(ops, spec.final_norm, weights.final_norm, x)
+        if weights.project_out is not None:
+            x = ops.linear(x, weights.project_out)
+        logits = ops.linear(x, weights.head, weights.head_bias)
+        if spec.head.scale != 1.0:
+            logits = ops.scale(logits, spec.head.scale)
+        if spec.head.softcap is not None:
+            logits = ops.softcap(logits, spec.head.softcap)
+        return logits
+
+    def _embed(self, ops: Ops[A, V, I], step: StepHandles[I]) -> A:
+        """Token (and position) embedding, [T, hidden]."""
+        embedding, weights = self.spec.embedding, self._weights
+        x = ops.embed(step.token_ids, weights.embed)
+        if embedding.scale != 1.0:
+            x = ops.scale(x, embedding.scale)
+        if weights.project_in is not None:
+            x = ops.linear(x, weights.project_in)
+        if weights.positions is not None:
+            x = ops.add(x, ops.embed(step.positions, weights.positions))
+        return normalize(ops, embedding.norm, weights.embed_norm, x)
+
+    def _block(
+        self,
+        ops: Ops[A, V, I],
+        spec: BlockSpec,
+        weights: BlockWeights[V],
+        x: A,
+        step: StepHandles[I],
+        layer: int,
+    ) -> A:
+        """x = after_norm(skip_scale * x + post_norm(sum of branches))."""
+        shared = normalize(ops, spec.norm, weights.norm, x)
+        total: A | None = None
+        for branch, branch_weights in zip(spec.branches, weights.branches, strict=True):
+            y = self._branch(ops, branch, branch_weights, shared, step, layer)
+            total = y if total is None else ops.add(total, y)
+        assert total is not None, "a block has at least one branch"
+        total = normalize(ops, spec.post_norm, weights.post_norm, total)
+        kept = shared if spec.skip == "normed" else x
+        if spec.skip_scale != 1.0:
+            kept = ops.scale(kept, spec.skip_scale)
+        return normalize(ops, spec.after_norm, weights.after_norm, ops.add(kept, total))
+
+    def _branch(
+        self,
+        ops: Ops[A, V, I],
+        spec: BranchSpec,
+        weights: BranchWeights[V],
+        x: A,
+        step: StepHandles[I],
+        layer: int,
+    ) -> A:
+        """scale * post_norm(body(norm(x)))."""
+        h = normalize(ops, spec.norm, weights.norm, x)
+        if isinstance(spec.body, AttentionSpec):
+            assert isinstance(weights.body, AttentionWeights)
+            rope = None if spec.body.rope is None else self._ropes[spec.body.rope]
+            y = attention(ops, spec.body, weights.body, h, step.positions, self._caches[layer][0], rope)
+        else:
+            assert isinstance(weights.body, MlpWeights)
+            y = mlp(ops, spec.body, weights.body, h)
+        y = normalize(ops, spec.post_norm, weights.post_norm, y)
+        return ops.scale(y, spec.scale) if spec.scale != 1.0 else y
