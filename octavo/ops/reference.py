@@ -1,0 +1,267 @@
+"""Every op in plain PyTorch: the meaning of the op, and the answer all kernels are tested against.
+
+`linear` and `embed` take weights packed by `TorchPacker` (octavo/execution/torch/packer.py): a segment's `data` is a
+tensor [rows, in]. State that an op needs beyond its arguments (the cache, the step's rows) is given to the constructor.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from octavo.flow.request import Sampling
+from octavo.ops.interface import LayerCache, RopeTable
+from octavo.ops.philox import uniform
+from octavo.ops.weight import PackedWeight
+from octavo.spec.decoder import Activation as ActivationKind
+from octavo.spec.decoder import AttentionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One sequence's part of a step: tokens `first .. first + count` stand at context positions `start ..`."""
+
+    first: int
+    count: int
+    start: int
+    slot: int
+
+
+@dataclass(slots=True)
+class RowRules:
+    """One sampled row's rules and its tokens so far (prompt, then outputs). `banned`: ids that must not be drawn."""
+
+    sampling: Sampling
+    prompt: Sequence[int]
+    output: Sequence[int]
+    output_index: int
+    banned: Sequence[int] = ()
+
+
+@dataclass(slots=True)
+class Drawn:
+    """What `sample` leaves: tokens [R], log-probabilities of the raw logits [R, vocab], rows that are not finite."""
+
+    tokens: list[int]
+    logprobs: Tensor
+    invalid: list[bool]
+
+
+class PagedStore(Protocol):
+    """Keys and values behind the block tables."""
+
+    def write(self, cache: LayerCache, slot: int, start: int, k: Tensor, v: Tensor) -> None:
+        """Store k, v [count, kv_heads, head_dim] at positions start.. of the slot's sequence."""
+        ...
+
+    def read(self, cache: LayerCache, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of positions start..end, [end - start, kv_heads, head_dim] each, float32."""
+        ...
+
+
+_ACTIVATIONS = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+}
+
+
+class ReferenceOps:
+    """Ops[Tensor, Tensor, Tensor]. One instance a step: it knows the step's spans, rows and cache."""
+
+    def __init__(
+        self, spans: Sequence[Span] = (), rows: Sequence[RowRules] = (), store: PagedStore | None = None
+    ) -> None:
+        self._spans = spans
+        self._rows = rows
+        self._store = store
+        self.drawn: Drawn | None = None
+
+    # --- matrices ---
+
+    def embed(self, ids: Tensor, table: PackedWeight) -> Tensor:
+        return torch.cat([_tensor(s.data) for s in table.segments])[ids.long()].float()
+
+    def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:
+        parts: list[Tensor] = []
+        for segment in weight.segments:
+            w = _tensor(segment.data)
+            rounded = x.bfloat16().float() if w.dtype == torch.bfloat16 else x
+            parts.append(rounded @ w.float().T)
+        y = torch.cat(parts, dim=-1)
+        return y if bias is None else y + bias
+
+    # --- norms and elementwise ---
+
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        y = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
+        return y if weight is None else y * weight
+
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+    def add(self, left: Tensor, right: Tensor) -> Tensor:
+        return left + right
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        return x * factor
+
+    def act(self, x: Tensor, kind: ActivationKind) -> Tensor:
+        return _ACTIVATIONS[kind](x)
+
+    def act_mul(self, gate_up: Tensor, kind: ActivationKind) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return _ACTIVATIONS[kind](gate) * up
+
+    def softcap(self, x: Tensor, limit: float) -> Tensor:
+        return limit * torch.tanh(x / limit)
+
+    def select_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        return x[rows.long()]
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    # --- attention ---
+
+    def qkv_rope_cache(
+        self,
+        qkv: Tensor,
+        spec: AttentionSpec,
+        cache: LayerCache,
+        positions: Tensor,
+        rope: RopeTable | None,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+    ) -> Tensor:
+        assert self._store is not None, "attention needs a cache"
+        tokens = qkv.shape[0]
+        q, k, v = qkv.view(tokens, -1, spec.head_dim).split([spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
+        if spec.qk_norm is not None:
+            q = self.rms_norm(q, q_norm, spec.qk_norm.eps)
+            k = self.rms_norm(k, k_norm, spec.qk_norm.eps)
+        if rope is not None:
+            q, k = _rotate(q, rope, positions), _rotate(k, rope, positions)
+        for span in self._spans:
+            part = slice(span.first, span.first + span.count)
+            self._store.write(cache, span.slot, span.start, k[part], v[part])
+        return q.reshape(tokens, -1)
+
+    def paged_attention(self, q: Tensor, spec: AttentionSpec, cache: LayerCache) -> Tensor:
+        assert self._store is not None, "attention needs a cache"
+        out = torch.zeros_like(q)
+        for span in self._spans:
+            part = slice(span.first, span.first + span.count)
+            end = span.start + span.count
+            first = 0 if spec.window is None else max(0, span.start - spec.window + 1)
+            k, v = self._store.read(cache, span.slot, first, end)
+            out[part] = _attend(q[part], k, v, spec, span.start, first)
+        return out
+
+    # --- sampling ---
+
+    def process_logits(self, logits: Tensor) -> Tensor:
+        """Order as in vLLM: allowed ids and bias, then repetition, frequency and presence penalties."""
+        out = logits.clone()
+        for row, rules in zip(out, self._rows, strict=True):
+            sampling = rules.sampling
+            if sampling.allowed_token_ids:
+                keep = torch.full_like(row, -math.inf)
+                keep[list(sampling.allowed_token_ids)] = 0.0
+                row += keep
+            for token, bias in sampling.logit_bias:
+                row[token] += bias
+            row[list(rules.banned)] = -math.inf
+            _penalize(row, rules)
+        return out
+
+    def sample(self, logits: Tensor, raw: Tensor) -> None:
+        invalid = [not bool(_drawable(row)) for row in raw]
+        tokens = [
+            0 if bad else draw(row, rules.sampling, rules.output_index)
+            for row, rules, bad in zip(logits, self._rows, invalid, strict=True)
+        ]
+        self.drawn = Drawn(tokens, torch.log_softmax(raw, dim=-1), invalid)
+
+
+def draw(logits: Tensor, sampling: Sampling, output_index: int) -> int:
+    """One token from one row [vocab]. Greedy ties go to the smaller id.
+
+    Filters in vLLM's order: temperature, min-p (arXiv:2407.01082), top-k, top-p (arXiv:1904.09751). The kept
+    probabilities are walked in vocabulary order until they exceed the uniform number of (seed, output_index).
+    """
+    if sampling.temperature == 0.0:
+        return int(torch.argmax(logits))
+    scaled = logits.double() / sampling.temperature
+    probabilities = torch.softmax(scaled, dim=-1)
+    keep = probabilities >= sampling.min_p * probabilities.max()
+    order = torch.sort(probabilities, descending=True, stable=True).indices
+    if sampling.top_k > 0:
+        ranked = torch.zeros_like(keep)
+        ranked[order[: sampling.top_k]] = True
+        keep &= ranked
+    if sampling.top_p < 1.0:
+        kept = torch.where(keep, probabilities, 0.0)
+        share = kept[order] / kept.sum()
+        before = share.cumsum(0) - share
+        nucleus = torch.zeros_like(keep)
+        nucleus[order[before < sampling.top_p]] = True
+        keep &= nucleus
+    kept = torch.where(keep, probabilities, 0.0)
+    reached = kept.cumsum(0) > uniform(sampling.seed, output_index) * kept.sum()
+    return int(torch.nonzero(reached & keep)[0])
+
+
+def _tensor(data: object) -> Tensor:
+    assert isinstance(data, Tensor), "weights of the reference are packed by TorchPacker"
+    return data
+
+
+def _rotate(x: Tensor, rope: RopeTable, positions: Tensor) -> Tensor:
+    """x [T, heads, head_dim]; pairs (i, i + width/2) of the first `width` elements.  Source: arXiv:2104.09864."""
+    cos = _tensor(rope.cos)[positions.long()].unsqueeze(1)  # [T, 1, width/2]
+    sin = _tensor(rope.sin)[positions.long()].unsqueeze(1)
+    half = rope.width // 2
+    left, right, rest = x[..., :half], x[..., half : rope.width], x[..., rope.width :]
+    return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], dim=-1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, start: int, first: int) -> Tensor:
+    """q [count, heads*head_dim] at positions start..; k, v [keys, kv_heads, head_dim] at positions first.. ."""
+    count, keys, group = q.shape[0], k.shape[0], spec.heads // spec.kv_heads
+    queries = q.view(count, spec.kv_heads, group, spec.head_dim)
+    scores = torch.einsum("tkgd,skd->kgts", queries, k) * spec.scale
+    if spec.softcap is not None:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    query_at = torch.arange(start, start + count).unsqueeze(1)
+    key_at = torch.arange(first, first + keys).unsqueeze(0)
+    visible = key_at <= query_at
+    if spec.window is not None:
+        visible &= key_at > query_at - spec.window
+    weights = torch.softmax(scores.masked_fill(~visible, -math.inf), dim=-1)
+    return torch.einsum("kgts,skd->tkgd", weights, v).reshape(count, -1)
+
+
+def _penalize(row: Tensor, rules: RowRules) -> None:
+    """In place. Repetition: CTRL, arXiv:1909.05858, section 4.1; frequency and presence: OpenAI API reference."""
+    sampling = rules.sampling
+    if sampling.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted({*rules.prompt, *rules.output}), dtype=torch.long)
+        values = row[seen]
+        row[seen] = torch.where(values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty)
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        counts = torch.bincount(torch.tensor(list(rules.output), dtype=torch.long), minlength=row.shape[0])
+        row -= sampling.frequency_penalty * counts
+        row -= sampling.presence_penalty * (counts > 0)
+
+
+def _drawable(row: Tensor) -> Tensor:
+    """Neither NaN nor +inf anywhere, and something above -inf."""
+    return ~torch.isnan(row).any() & (row < math.inf).all() & (row > -math.inf).any()
