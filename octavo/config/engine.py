@@ -4,8 +4,11 @@ Names follow vLLM's engine arguments where vLLM has the option. `None` means "de
 it into a value with a reason. Fields are the only list: `config/cli.py` makes flags of them, `LLM(...)` keywords too.
 """
 
+import difflib
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from octavo.errors import ConfigError
 
 
 def option(default: object, help: str, *, flags: tuple[str, ...] = (), metavar: str | None = None) -> object:
@@ -112,6 +115,22 @@ class EngineConfig:
     serving: ServingConfig = ServingConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
+    @classmethod
+    def from_options(cls, **options: Any) -> "EngineConfig":
+        """Build from flat option names, as `LLM(...)` takes them; a missing or None option keeps its default.
+
+        Raises:
+            ConfigError: an unknown name (with the nearest known one), or a value of the wrong type.
+        """
+        sections: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
+        known = option_names()
+        for name, value in options.items():
+            if name not in known:
+                raise ConfigError(_unknown(name, known))
+            if value is not None:
+                sections[known[name]][name] = _checked(SECTIONS[known[name]], name, value)
+        return cls(**{section: SECTIONS[section](**values) for section, values in sections.items()})
+
 
 SECTIONS: dict[str, type] = {
     "model": ModelConfig,
@@ -126,3 +145,28 @@ SECTIONS: dict[str, type] = {
 def option_names() -> dict[str, str]:
     """Every option's name and the section it belongs to. Names are unique over sections."""
     return {f.name: section for section, cls in SECTIONS.items() for f in fields(cls)}
+
+
+def _unknown(name: str, known: dict[str, str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"unknown option '{name}'" + (f"; did you mean '{near[0]}'?" if near else "")
+
+
+def _checked(section: type, name: str, value: object) -> object:
+    """`value` in the field's type. Sizes and lengths written as text ("4k") are `config/resolve.py`'s business."""
+    hint = get_type_hints(section)[name]
+    variants = get_args(hint) if get_origin(hint) is not Literal and get_origin(hint) is not tuple else (hint,)
+    for variant in variants or (hint,):
+        if get_origin(variant) is Literal:
+            if value in get_args(variant):
+                return value
+            raise ConfigError(f"{name}: {value!r} is not one of {', '.join(map(str, get_args(variant)))}")
+        if get_origin(variant) is tuple:
+            return (value,) if isinstance(value, str) else tuple(value)  # type: ignore[arg-type]
+        if variant is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if variant is str and isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        if isinstance(value, variant) and (variant is bool or not isinstance(value, bool)):
+            return value
+    raise ConfigError(f"{name}: {value!r} is not of type {getattr(hint, '__name__', hint)}")
