@@ -1,0 +1,126 @@
+"""Which storage formats exist: how many elements a block holds, how many bytes it takes, and what can be computed with.
+
+A block runs along a row; a row is a whole number of blocks. `number` is the type's number in a GGUF file (the ggml
+project's `ggml_type`, documented in docs/gguf.md there).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.errors import CheckpointError, UnsupportedError
+from octavo.ops.weight import StoredTensor
+
+Role = Literal["float", "block", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One storage format. role "float": plain numbers; "block": quantized, with kernels; "other": only measured."""
+
+    name: str
+    number: int
+    elements: int  # of a block
+    block_bytes: int
+    role: Role
+    scales: tuple[int, ...] = ()  # byte offsets of the block's float16 scales: what may be NaN or infinite
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Storage cost of one element, in bits, its share of the scales included."""
+        return 8 * self.block_bytes / self.elements
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a row of `columns` elements; `columns` must be a multiple of `elements`."""
+        return columns // self.elements * self.block_bytes
+
+
+_TABLE = (
+    Format("f32", 0, 1, 4, "float"),
+    Format("f16", 1, 1, 2, "float"),
+    Format("bf16", 30, 1, 2, "float"),
+    Format("q4_0", 2, 32, 18, "block", (0,)),
+    Format("q4_1", 3, 32, 20, "block", (0, 2)),
+    Format("q5_0", 6, 32, 22, "block", (0,)),
+    Format("q5_1", 7, 32, 24, "block", (0, 2)),
+    Format("q8_0", 8, 32, 34, "block", (0,)),
+    Format("q2_k", 10, 256, 84, "block", (80, 82)),
+    Format("q3_k", 11, 256, 110, "block", (108,)),
+    Format("q4_k", 12, 256, 144, "block", (0, 2)),
+    Format("q5_k", 13, 256, 176, "block", (0, 2)),
+    Format("q6_k", 14, 256, 210, "block", (208,)),
+    Format("iq4_nl", 20, 32, 18, "block", (0,)),
+    Format("mxfp4", 39, 32, 17, "block"),  # its scale is a bare power of two
+    Format("q8_1", 9, 32, 40, "other"),
+    Format("q8_k", 15, 256, 292, "other"),
+    Format("iq2_xxs", 16, 256, 66, "other"),
+    Format("iq2_xs", 17, 256, 74, "other"),
+    Format("iq3_xxs", 18, 256, 98, "other"),
+    Format("iq1_s", 19, 256, 50, "other"),
+    Format("iq3_s", 21, 256, 110, "other"),
+    Format("iq2_s", 22, 256, 82, "other"),
+    Format("iq4_xs", 23, 256, 136, "other"),
+    Format("i8", 24, 1, 1, "other"),
+    Format("i16", 25, 1, 2, "other"),
+    Format("i32", 26, 1, 4, "other"),
+    Format("i64", 27, 1, 8, "other"),
+    Format("f64", 28, 1, 8, "other"),
+    Format("iq1_m", 29, 256, 56, "other"),
+    Format("tq1_0", 34, 256, 54, "other"),
+    Format("tq2_0", 35, 256, 66, "other"),
+    # Types that only safetensors files have; no ggml number.
+    Format("u8", -1, 1, 1, "other"),
+    Format("u16", -1, 1, 2, "other"),
+    Format("u32", -1, 1, 4, "other"),
+    Format("u64", -1, 1, 8, "other"),
+    Format("bool", -1, 1, 1, "other"),
+    Format("f8_e4m3", -1, 1, 1, "other"),
+    Format("f8_e5m2", -1, 1, 1, "other"),
+)
+
+FORMATS: dict[str, Format] = {f.name: f for f in _TABLE}
+FORMAT_OF_NUMBER: dict[int, Format] = {f.number: f for f in _TABLE if f.number >= 0}
+
+
+def stored_bytes(format: Format, shape: tuple[int, ...]) -> int:
+    """Bytes a tensor of `shape` takes.
+
+    Raises:
+        ValueError: its rows are no whole number of blocks.
+    """
+    columns = shape[-1] if shape else 1
+    if columns % format.elements:
+        raise ValueError(f"rows of {columns} elements are no whole number of {format.elements}-element blocks")
+    rows = 1
+    for length in shape[:-1]:
+        rows *= length
+    return rows * format.row_bytes(columns)
+
+
+def check_computable(tensor: StoredTensor) -> Format:
+    """The format of a tensor that weights may have.
+
+    Raises:
+        UnsupportedError: no kernel computes with it.
+        CheckpointError: the bytes do not fit the shape.
+    """
+    format = FORMATS.get(tensor.format)
+    if format is None or format.role == "other":
+        raise UnsupportedError(f"tensor {tensor.name} is stored as {tensor.format}, which Octavo cannot compute with")
+    try:
+        expected = stored_bytes(format, tensor.shape)
+    except ValueError as error:
+        raise CheckpointError(f"tensor {tensor.name} of shape {list(tensor.shape)}: {error}") from error
+    if tensor.data.nbytes != expected:
+        raise CheckpointError(
+            f"tensor {tensor.name}: {tensor.data.nbytes} bytes, but {expected} are needed for {list(tensor.shape)}"
+        )
+    return format
+
+
+def rows_of(tensor: StoredTensor) -> NDArray[np.uint8]:
+    """The bytes of a matrix (or vector, as one row), [rows, bytes a row]; a view."""
+    rows = 1 if len(tensor.shape) < 2 else tensor.shape[0]
+    return tensor.data.reshape(rows, -1)
