@@ -1,0 +1,183 @@
+"""Turns a StepPlan into the flat arrays of one step: tokens, positions, spans, sampled rows and their rules.
+
+Everything is computed with whole arrays; only reading the plan's fields costs Python time a row.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.execution.slots import Integers, Records, SlotOccupant, SlotTable
+from octavo.flow.plan import PlannedRow, StepPlan
+from octavo.flow.request import Sampling
+from octavo.kernels.cpu.structs import SAMPLING_RECORD
+
+_INT32 = 4  # bytes
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """One step, as every runner takes it. T tokens of S sequences; R rows whose logits are wanted.
+
+    Sequence s owns the tokens query_starts[s] .. query_starts[s + 1]; they stand at consecutive positions from
+    starts[s]. The first `drawn` rows draw a token, in the plan's order; the others ask for the log-probability of a
+    prompt token: they allow that token alone.
+    """
+
+    token_ids: Integers  # [T]
+    positions: Integers  # [T]
+    query_starts: Integers  # [S + 1]
+    starts: Integers  # [S]
+    slots: Integers  # [S]
+    sampled_rows: Integers  # [R], indices into tokens
+    row_sequences: Integers  # [R], which sequence of the step a row belongs to
+    sampling: Records  # [R], OctavoSampling
+    drawn: int
+    top_count: int  # likeliest tokens to list, the most that any row asks for
+    whole_rows: tuple[int, ...]  # rows that ask for the whole vocabulary's log-probabilities
+    table: SlotTable  # block tables [groups, slots, max_blocks] and token history, by slot
+    planned: tuple[PlannedRow, ...]
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return len(self.token_ids)
+
+    @property
+    def sequences(self) -> int:
+        """S."""
+        return len(self.slots)
+
+    @property
+    def rows(self) -> int:
+        """R."""
+        return len(self.sampled_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class RowRules:
+    """One row's rules as plain values, for runners that have no use for native records.
+
+    `banned` must not be drawn. Views of the history: valid until the next step.
+    """
+
+    sampling: Sampling
+    prompt: Integers
+    output: Integers
+    output_index: int
+    banned: tuple[int, ...] = ()
+
+
+def build_inputs(plan: StepPlan, table: SlotTable) -> StepInputs:
+    """The arrays of `plan`; `table` has taken over the plan already."""
+    rows = plan.rows
+    count = len(rows)
+    slots = np.fromiter((row.slot for row in rows), np.int32, count)
+    starts = np.fromiter((row.start for row in rows), np.int32, count)
+    counts = np.fromiter((row.count for row in rows), np.int32, count)
+    query_starts = np.zeros(count + 1, np.int32)
+    np.cumsum(counts, out=query_starts[1:])
+    if int(query_starts[-1]) == count:  # decode: one token a sequence
+        positions, token_ids = starts, table.history[slots, starts]
+    else:
+        positions = np.repeat(starts - query_starts[:-1], counts) + np.arange(query_starts[-1], dtype=np.int32)
+        token_ids = table.history[np.repeat(slots, counts), positions]
+    samples = np.fromiter((row.samples for row in rows), np.bool_, count)
+    drawing = np.flatnonzero(samples).astype(np.int32)
+    sampling = _sampling_of(rows, drawing, slots[drawing], table)
+    inputs = StepInputs(
+        token_ids=token_ids,
+        positions=positions,
+        query_starts=query_starts,
+        starts=starts,
+        slots=slots,
+        sampled_rows=query_starts[1:][drawing] - 1,
+        row_sequences=drawing,
+        sampling=sampling,
+        drawn=len(drawing),
+        top_count=max(0, int(sampling["logprobs"].max(initial=0))),
+        whole_rows=(),
+        table=table,
+        planned=rows,
+    )
+    _add_wide_rows(inputs)
+    return inputs
+
+
+def rules_of(inputs: StepInputs, row: int) -> RowRules:
+    """The rules of sampled row `row`."""
+    sequence = int(inputs.row_sequences[row])
+    planned = inputs.planned[sequence]
+    occupant = inputs.table.occupant(planned.slot)
+    history = inputs.table.history[planned.slot]
+    prompt_len = occupant.arrival.prompt_len
+    if row >= inputs.drawn:
+        token = int(history[inputs.positions[inputs.sampled_rows[row]] + 1])
+        only = Sampling(temperature=0.0, logprobs=occupant.sampling.prompt_logprobs, allowed_token_ids=(token,))
+        return RowRules(only, history[:0], history[:0], 0)
+    length = int(inputs.table.lengths[planned.slot])
+    banned = occupant.arrival.stop_ids if planned.suppress_stop else ()
+    return RowRules(
+        occupant.sampling, history[:prompt_len], history[prompt_len:length], planned.output_index, banned
+    )
+
+
+def _sampling_of(
+    rows: tuple[PlannedRow, ...], drawing: Integers, slots: Integers, table: SlotTable
+) -> Records:
+    """Sampling records of the drawing rows, with what changes by step filled in."""
+    sampling = table.sampling[slots]
+    count = len(rows)
+    sampling["output_index"] = np.fromiter((row.output_index for row in rows), np.int32, count)[drawing]
+    sampling["history_len"] = table.lengths[slots]
+    suppress = np.fromiter((row.suppress_stop for row in rows), np.bool_, count)[drawing]
+    if suppress.any():
+        sampling["bias_count"] = np.where(suppress, table.suppressed_bias_counts[slots], sampling["bias_count"])
+    return sampling
+
+
+def _add_wide_rows(inputs: StepInputs) -> None:
+    """Rows for prompt log-probabilities, and the list of rows that want the whole vocabulary. Rare."""
+    whole: list[int] = []
+    extra: list[tuple[int, SlotOccupant, Integers]] = []
+    asking = inputs.table.sampling["logprobs"][inputs.slots] >= 0
+    for sequence in np.flatnonzero(asking | inputs.table.wants_prompt[inputs.slots]):
+        occupant = inputs.table.occupant(int(inputs.slots[sequence]))
+        if occupant.sampling.logprobs == -1:
+            whole.extend(int(row) for row in np.flatnonzero(inputs.row_sequences == sequence))
+        if occupant.sampling.prompt_logprobs is not None:
+            first, last = inputs.query_starts[sequence : sequence + 2]
+            tokens = np.arange(first, last, dtype=np.int32)
+            predicting = tokens[inputs.positions[tokens] + 1 < occupant.arrival.prompt_len]
+            extra.append((int(sequence), occupant, predicting))
+    for sequence, occupant, tokens in extra:
+        _add_prompt_rows(inputs, sequence, occupant, tokens, whole)
+    inputs.whole_rows = tuple(whole)
+
+
+def _add_prompt_rows(
+    inputs: StepInputs, sequence: int, occupant: SlotOccupant, tokens: Integers, whole: list[int]
+) -> None:
+    """One row a token of a prompt that predicts another token of it: greedy among that token alone."""
+    asked = occupant.sampling.prompt_logprobs
+    assert asked is not None
+    slot = int(inputs.slots[sequence])
+    records = np.zeros(len(tokens), SAMPLING_RECORD)
+    records["top_p"] = 1.0
+    records["repetition_penalty"] = 1.0
+    records["logprobs"] = max(asked, 0)
+    next_position = inputs.positions[tokens].astype(np.uint64) + np.uint64(1)
+    records["allowed_ids"] = np.uint64(inputs.table.history[slot].ctypes.data) + next_position * np.uint64(_INT32)
+    records["allowed_count"] = 1
+    if asked == -1:
+        whole.extend(range(inputs.rows, inputs.rows + len(tokens)))
+    inputs.sampled_rows = np.concatenate([inputs.sampled_rows, tokens])
+    inputs.row_sequences = np.concatenate([inputs.row_sequences, np.full(len(tokens), sequence, np.int32)])
+    inputs.sampling = np.concatenate([inputs.sampling, records])
+    inputs.top_count = max(inputs.top_count, asked)
+
+
+def context_lengths(inputs: StepInputs) -> NDArray[np.int32]:
+    """Tokens in the cache of each sequence once the step's are written, [S]."""
+    return inputs.starts + np.diff(inputs.query_starts)

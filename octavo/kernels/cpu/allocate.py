@@ -1,0 +1,33 @@
+"""Memory that kernels may use: aligned for the widest vectors, and touched only when it is first written."""
+
+import mmap
+
+import numpy as np
+
+from octavo.ops.weight import Bytes
+
+ALIGNMENT = 64
+# Below this an own mapping would waste more than it saves.
+_MAPPING_THRESHOLD = 1 << 20
+
+
+def aligned_bytes(count: int) -> Bytes:
+    """`count` bytes, 64-byte aligned, contents undefined."""
+    if count >= _MAPPING_THRESHOLD:
+        return mapped_bytes(count)
+    raw = np.empty(count + ALIGNMENT, np.uint8)
+    offset = -raw.ctypes.data % ALIGNMENT
+    return raw[offset : offset + count]
+
+
+def mapped_bytes(count: int) -> Bytes:
+    """`count` zero bytes of an anonymous mapping: pages take memory only once they are written."""
+    mapping = mmap.mmap(-1, max(count, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE") and count >= 4 * _MAPPING_THRESHOLD:
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapping, np.uint8, count)
+
+
+def is_aligned(array: np.ndarray) -> bool:
+    """Whether the array's first byte is 64-byte aligned."""
+    return array.ctypes.data % ALIGNMENT == 0

@@ -1,0 +1,132 @@
+"""Packs stored matrices into the layout of the native kernels, losslessly."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.errors import CheckpointError
+from octavo.kernels.cpu.allocate import aligned_bytes, is_aligned
+from octavo.kernels.cpu.library import NativeLibrary
+from octavo.kernels.cpu.structs import Format, format_code
+from octavo.kernels.cpu.team import ThreadTeam
+from octavo.ops.weight import Bytes, PackedWeight, Segment, StoredTensor
+
+_UNKNOWN_FORMAT = -1
+
+
+class NativePacker:
+    """Implements ops.weight.Packer; a segment's data is Bytes, 64-byte aligned.
+
+    Args:
+        allocate: gives the memory of each segment: byte count -> 64-byte aligned Bytes.
+        check: refuse matrices that hold NaN or infinity.
+    """
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        team: ThreadTeam,
+        allocate: Callable[[int], Bytes] = aligned_bytes,
+        check: bool = True,
+    ) -> None:
+        self._library = library
+        self._team = team
+        self._allocate = allocate
+        self._check = check
+
+    def matrix(self, parts: Sequence[StoredTensor]) -> PackedWeight:
+        """Stack `parts` (each [out_i, in]) along the output axis, one segment a part.
+
+        Raises:
+            CheckpointError: a part's format, shape, size or contents cannot be packed; names the tensor.
+        """
+        if not parts:
+            raise CheckpointError("a weight needs at least one tensor")
+        segments: list[Segment] = []
+        for part in parts:
+            rows, cols = _matrix_shape(part)
+            if cols != parts[0].shape[1]:
+                raise CheckpointError(f"{part.name} is {cols} wide, but is stacked on {parts[0].name}: {parts[0].shape}")
+            packed = self._allocate(self._packed_size(part))
+            self.pack_into(part, packed)
+            segments.append(Segment(part.format, rows, packed))
+        return PackedWeight((sum(segment.rows for segment in segments), parts[0].shape[1]), tuple(segments))
+
+    def vector(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """A contiguous, aligned float32 copy."""
+        flat = np.asarray(values, np.float32).reshape(-1)
+        copy = aligned_bytes(flat.nbytes).view(np.float32)
+        copy[:] = flat
+        return copy
+
+    def packed_bytes(self, format: str, rows: int, cols: int) -> int:
+        """Bytes of a packed matrix.
+
+        Raises:
+            CheckpointError: the format has no kernel, or `cols` is no multiple of its block.
+        """
+        code = format_code(format)
+        size = _UNKNOWN_FORMAT if code is None else self._library.packed_bytes(code, rows, cols)
+        if size == _UNKNOWN_FORMAT:
+            raise CheckpointError(f"format {format!r} has no native kernel (there are: {', '.join(self.formats())})")
+        if size < 0:
+            raise CheckpointError(f"{cols} columns do not fit the blocks of format {format!r}")
+        return size
+
+    def formats(self) -> tuple[str, ...]:
+        """Names of the formats that the library packs."""
+        # 256 is a multiple of every format's block.
+        return tuple(code.name.lower() for code in Format if self._library.packed_bytes(code, 16, 256) >= 0)
+
+    def pack_into(self, stored: StoredTensor, destination: Bytes) -> None:
+        """Pack one matrix into `destination`: packed_bytes(...) bytes, 64-byte aligned.
+
+        Raises:
+            CheckpointError: as `matrix`.
+        """
+        rows, cols = _matrix_shape(stored)
+        size = self._packed_size(stored)
+        code = format_code(stored.format)
+        assert code is not None
+        self._require_whole(stored, code)
+        source = np.ascontiguousarray(stored.data)
+        if destination.nbytes != size or not destination.flags.c_contiguous or not is_aligned(destination):
+            raise ValueError(f"{stored.name} needs {size} contiguous bytes, 64-byte aligned")
+        call, team = self._library.call, self._team.handle
+        if self._check:
+            row = call.octavo_find_invalid(team, code, source.ctypes.data, rows, cols)
+            if row >= 0:
+                raise CheckpointError(f"{stored.name}: row {row} holds a NaN or an infinity; the file is damaged")
+        failed = call.octavo_pack(team, code, source.ctypes.data, rows, cols, destination.ctypes.data)
+        if failed:
+            raise CheckpointError(f"{stored.name}: cannot pack {stored.shape} of format {stored.format!r} ({failed})")
+
+    def _packed_size(self, stored: StoredTensor) -> int:
+        """packed_bytes of a tensor, its name in the error."""
+        rows, cols = _matrix_shape(stored)
+        try:
+            return self.packed_bytes(stored.format, rows, cols)
+        except CheckpointError as error:
+            raise CheckpointError(f"{stored.name}: {error}") from None
+
+    def _require_whole(self, stored: StoredTensor, code: Format) -> None:
+        """Refuse a tensor whose data is not as long as its shape says: native code would read past it."""
+        expected = self._library.source_bytes(code, *_matrix_shape(stored))
+        if stored.data.nbytes != expected:
+            raise CheckpointError(
+                f"{stored.name}: {stored.shape} of format {stored.format!r} takes {expected} bytes, "
+                f"the file has {stored.data.nbytes}"
+            )
+
+
+def _matrix_shape(stored: StoredTensor) -> tuple[int, int]:
+    """(rows, cols) of a matrix.
+
+    Raises:
+        CheckpointError: it is none, or empty.
+    """
+    if len(stored.shape) != 2 or math.prod(stored.shape) <= 0:
+        raise CheckpointError(f"{stored.name}: a matrix is expected, its shape is {stored.shape}")
+    return stored.shape[0], stored.shape[1]

@@ -1,0 +1,185 @@
+"""Mirrors native/include/octavo/instruction.h: the structs and enums that Python and native code exchange.
+
+Class, field and member names are the header's; a test compares sizes, offsets and numbers with a compiled C program.
+"""
+
+import ctypes
+from enum import IntEnum
+
+import numpy as np
+
+
+class Format(IntEnum):
+    """How a matrix is stored; the lower-case name is the name in `StoredTensor.format` and `Segment.format`."""
+
+    F32 = 0
+    F16 = 1
+    BF16 = 2
+    Q4_0 = 3
+    Q4_1 = 4
+    Q5_0 = 5
+    Q5_1 = 6
+    Q8_0 = 7
+    Q2_K = 8
+    Q3_K = 9
+    Q4_K = 10
+    Q5_K = 11
+    Q6_K = 12
+    IQ4_NL = 13
+    MXFP4 = 14
+
+
+class Opcode(IntEnum):
+    """What an instruction does; operands are described in the header."""
+
+    EMBED = 0
+    LINEAR = 1
+    RMS_NORM = 2
+    LAYER_NORM = 3
+    ADD = 4
+    SCALE = 5
+    ACT = 6
+    ACT_MUL = 7
+    QKV_ROPE_CACHE = 8
+    PAGED_ATTENTION = 9
+    SOFTCAP = 10
+    SELECT_ROWS = 11
+    PROCESS_LOGITS = 12
+    SAMPLE = 13
+    ADD_RMS_NORM = 14
+
+
+class ActivationCode(IntEnum):
+    """The header's OctavoActivation; the lower-case name is the spec's."""
+
+    SILU = 0
+    GELU = 1
+    GELU_TANH = 2
+    RELU = 3
+    RELU2 = 4
+    QUICK_GELU = 5
+
+
+class OctavoSegment(ctypes.Structure):
+    """Consecutive output rows of a matrix in one packed format."""
+
+    _fields_ = (
+        ("format", ctypes.c_int32),
+        ("rows", ctypes.c_int32),
+        ("cols", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("data", ctypes.c_void_p),
+    )
+
+
+class OctavoInstruction(ctypes.Structure):
+    """One operation on buffers."""
+
+    _fields_ = (
+        ("opcode", ctypes.c_int32),
+        ("out", ctypes.c_int32),
+        ("out2", ctypes.c_int32),
+        ("in0", ctypes.c_int32),
+        ("in1", ctypes.c_int32),
+        ("width", ctypes.c_int32),
+        ("depth", ctypes.c_int32),
+        ("i", ctypes.c_int32 * 7),
+        ("f", ctypes.c_float * 4),
+        ("p", ctypes.c_void_p * 4),
+    )
+
+
+class OctavoCache(ctypes.Structure):
+    """The page pool and its block tables."""
+
+    _fields_ = (
+        ("format", ctypes.c_int32),
+        ("block_size", ctypes.c_int32),
+        ("groups", ctypes.c_int32),
+        ("slots", ctypes.c_int32),
+        ("max_blocks", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("page_bytes", ctypes.c_int64),
+        ("blocks", ctypes.c_int64),
+        ("pool", ctypes.c_void_p),
+        ("tables", ctypes.c_void_p),
+    )
+
+
+class OctavoSampling(ctypes.Structure):
+    """One sampled row's rules. Pointers are plain 64-bit integers here, so that numpy can hold arrays of it."""
+
+    _fields_ = (
+        ("temperature", ctypes.c_float),
+        ("top_p", ctypes.c_float),
+        ("min_p", ctypes.c_float),
+        ("repetition_penalty", ctypes.c_float),
+        ("presence_penalty", ctypes.c_float),
+        ("frequency_penalty", ctypes.c_float),
+        ("top_k", ctypes.c_int32),
+        ("logprobs", ctypes.c_int32),
+        ("seed", ctypes.c_uint64),
+        ("output_index", ctypes.c_int32),
+        ("bias_count", ctypes.c_int32),
+        ("bias_ids", ctypes.c_uint64),
+        ("bias_values", ctypes.c_uint64),
+        ("allowed_ids", ctypes.c_uint64),
+        ("allowed_count", ctypes.c_int32),
+        ("prompt_len", ctypes.c_int32),
+        ("history_len", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("history", ctypes.c_uint64),
+    )
+
+
+class OctavoStep(ctypes.Structure):
+    """One step's inputs and outputs."""
+
+    _fields_ = (
+        ("tokens", ctypes.c_int32),
+        ("rows", ctypes.c_int32),
+        ("sequences", ctypes.c_int32),
+        ("top_stride", ctypes.c_int32),
+        ("token_ids", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("query_starts", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("sampled_rows", ctypes.c_void_p),
+        ("sampling", ctypes.c_void_p),
+        ("out_tokens", ctypes.c_void_p),
+        ("out_logprobs", ctypes.c_void_p),
+        ("out_ranks", ctypes.c_void_p),
+        ("out_invalid", ctypes.c_void_p),
+        ("top_ids", ctypes.c_void_p),
+        ("top_logprobs", ctypes.c_void_p),
+    )
+
+
+class OctavoProgram(ctypes.Structure):
+    """Instructions and the memory of their buffers."""
+
+    _fields_ = (
+        ("code", ctypes.c_void_p),
+        ("count", ctypes.c_int32),
+        ("buffers", ctypes.c_int32),
+        ("buffer", ctypes.c_void_p),
+        ("cache", ctypes.c_void_p),
+    )
+
+
+STRUCTS: tuple[type[ctypes.Structure], ...] = (
+    OctavoSegment,
+    OctavoInstruction,
+    OctavoCache,
+    OctavoSampling,
+    OctavoStep,
+    OctavoProgram,
+)
+
+# A numpy record of OctavoSampling: rows of rules are gathered and edited as arrays.
+SAMPLING_RECORD: np.dtype[np.void] = np.dtype(OctavoSampling)
+
+
+def format_code(name: str) -> Format | None:
+    """The format named `name` ("bf16", "q4_k", ...), None when there is none."""
+    return Format.__members__.get(name.upper())
