@@ -6,14 +6,15 @@ it into a value with a reason. Fields are the only list: `config/cli.py` makes f
 
 import difflib
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_type_hints
 
+from octavo.config.values import coerce
 from octavo.errors import ConfigError
 
 
-def option(default: object, help: str, *, flags: tuple[str, ...] = (), metavar: str | None = None) -> object:
+def option(default: object, help: str, *, flags: tuple[str, ...] = (), metavar: str | None = None) -> Any:
     """A dataclass field with a help line and extra flag spellings (`flags`, e.g. ("-tp",))."""
-    return field(default=default, metadata={"help": help, "flags": flags, "metavar": metavar})  # type: ignore[return-value]
+    return field(default=default, metadata={"help": help, "flags": flags, "metavar": metavar})
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,8 @@ class EngineConfig:
             if name not in known:
                 raise ConfigError(_unknown(name, known))
             if value is not None:
-                sections[known[name]][name] = _checked(SECTIONS[known[name]], name, value)
+                kind = get_type_hints(SECTIONS[known[name]])[name]
+                sections[known[name]][name] = coerce(name, kind, value)
         return cls(**{section: SECTIONS[section](**values) for section, values in sections.items()})
 
 
@@ -150,23 +152,3 @@ def option_names() -> dict[str, str]:
 def _unknown(name: str, known: dict[str, str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     return f"unknown option '{name}'" + (f"; did you mean '{near[0]}'?" if near else "")
-
-
-def _checked(section: type, name: str, value: object) -> object:
-    """`value` in the field's type. Sizes and lengths written as text ("4k") are `config/resolve.py`'s business."""
-    hint = get_type_hints(section)[name]
-    variants = get_args(hint) if get_origin(hint) is not Literal and get_origin(hint) is not tuple else (hint,)
-    for variant in variants or (hint,):
-        if get_origin(variant) is Literal:
-            if value in get_args(variant):
-                return value
-            raise ConfigError(f"{name}: {value!r} is not one of {', '.join(map(str, get_args(variant)))}")
-        if get_origin(variant) is tuple:
-            return (value,) if isinstance(value, str) else tuple(value)  # type: ignore[arg-type]
-        if variant is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
-        if variant is str and isinstance(value, int) and not isinstance(value, bool):
-            return str(value)
-        if isinstance(value, variant) and (variant is bool or not isinstance(value, bool)):
-            return value
-    raise ConfigError(f"{name}: {value!r} is not of type {getattr(hint, '__name__', hint)}")

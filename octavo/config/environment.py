@@ -1,0 +1,69 @@
+"""The only reader of environment variables. Hugging Face's own (HF_TOKEN, HF_HOME, HF_HUB_OFFLINE) are left to its library.
+
+    OCTAVO_CACHE_DIR   where packed weights and assembled models are kept (default: ~/.cache/octavo)
+    OCTAVO_LOG_LEVEL   debug, info, warning or error, unless --log-level is given
+    OCTAVO_THREADS     compute threads, unless --threads is given
+    OCTAVO_ISA         instruction set of the native kernels, unless --isa is given
+    OCTAVO_API_KEY     key that requests must carry, unless --api-key is given; VLLM_API_KEY is understood as well
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the environment says; `None` where it says nothing."""
+
+    cache_dir: Path
+    log_level: str | None = None
+    threads: int | None = None
+    isa: str | None = None
+    api_key: str | None = None
+
+
+def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
+    """Read `variables` (default: those of this process). Empty values count as unset.
+
+    Raises:
+        ConfigError: a variable's value cannot be understood; names it.
+    """
+    found = {name: value for name, value in (os.environ if variables is None else variables).items() if value}
+    return Environment(
+        cache_dir=_cache_dir(found),
+        log_level=_one_of(found, "OCTAVO_LOG_LEVEL", ("debug", "info", "warning", "error")),
+        threads=_positive(found, "OCTAVO_THREADS"),
+        isa=_one_of(found, "OCTAVO_ISA", ("scalar", "avx2", "avx512", "neon")),
+        api_key=found.get("OCTAVO_API_KEY") or found.get("VLLM_API_KEY"),
+    )
+
+
+def _cache_dir(variables: Mapping[str, str]) -> Path:
+    own = variables.get("OCTAVO_CACHE_DIR")
+    if own:
+        return Path(own).expanduser()
+    shared = variables.get("XDG_CACHE_HOME")
+    base = Path(shared) if shared else Path(variables.get("HOME", "~")).expanduser() / ".cache"
+    return base / "octavo"
+
+
+def _positive(variables: Mapping[str, str], name: str) -> int | None:
+    text = variables.get(name)
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{name}={text}: a positive whole number is expected")
+    return int(text)
+
+
+def _one_of(variables: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str | None:
+    text = variables.get(name)
+    if text is None:
+        return None
+    if text.lower() not in choices:
+        raise ConfigError(f"{name}={text}: one of {', '.join(choices)} is expected")
+    return text.lower()

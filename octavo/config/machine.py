@@ -1,0 +1,159 @@
+"""What this machine is, as far as this process may use it: instruction sets, CPUs, memory."""
+
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+# What each build of the native library needs, best first (native/CMakeLists.txt compiles with exactly these).
+_X86_BUILDS = (
+    ("avx512", {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni", "avx2", "fma", "f16c"}),
+    ("avx2", {"avx2", "fma", "f16c"}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A reading of the host.
+
+    `cpus` are the CPU numbers this process may run on, `cores` one of them for each physical core, `cpu_quota` the
+    CPUs' worth of time a container grants (None: unlimited). Memory is in bytes, container limits applied.
+    """
+
+    architecture: str
+    cpu_name: str
+    isas: tuple[str, ...]  # native builds that run here, best first
+    cpus: tuple[int, ...]
+    cores: tuple[int, ...]
+    cpu_quota: float | None
+    memory_total: int
+    memory_available: int
+
+
+def read_machine(root: Path = Path("/")) -> Machine:
+    """Look at the host. `root` stands in for / in tests: files that are missing mean "no limit"."""
+    cpuinfo = _read(root / "proc/cpuinfo")
+    cpus = _allowed_cpus()
+    total, available = _memory(root)
+    return Machine(
+        architecture=platform.machine(),
+        cpu_name=_cpu_name(cpuinfo),
+        isas=supported_isas(platform.machine(), _cpu_flags(cpuinfo)),
+        cpus=cpus,
+        cores=_one_per_core(root, cpus),
+        cpu_quota=_cpu_quota(root),
+        memory_total=total,
+        memory_available=available,
+    )
+
+
+def supported_isas(architecture: str, flags: Iterable[str]) -> tuple[str, ...]:
+    """Native builds that a CPU with these /proc/cpuinfo flags can run, best first; "scalar" always can."""
+    if architecture in ("aarch64", "arm64"):
+        return ("neon", "scalar")
+    present = set(flags)
+    return (*(name for name, needed in _X86_BUILDS if needed <= present), "scalar")
+
+
+def _allowed_cpus() -> tuple[int, ...]:
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def _one_per_core(root: Path, cpus: tuple[int, ...]) -> tuple[int, ...]:
+    """The first allowed CPU of each physical core; two threads of one core share its arithmetic units."""
+    first: dict[str, int] = {}
+    for cpu in cpus:
+        siblings = _read(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").strip()
+        first.setdefault(siblings or str(cpu), cpu)
+    return tuple(first.values())
+
+
+def _cpu_quota(root: Path) -> float | None:
+    """CPUs' worth of time granted by control groups (v2: cpu.max; v1: cpu.cfs_quota_us), the tightest of the path."""
+    quotas = [q for text in _group_files(root, "cpu", "cpu.max") if (q := _ratio(*text.split()[:2])) is not None]
+    for quota, period in zip(
+        _group_files(root, "cpu", "cpu.cfs_quota_us"), _group_files(root, "cpu", "cpu.cfs_period_us"), strict=False
+    ):
+        ratio = _ratio(quota, period)
+        if ratio is not None:
+            quotas.append(ratio)
+    return min(quotas, default=None)
+
+
+def _ratio(quota: str, period: str = "100000") -> float | None:
+    if not quota.strip().isdecimal() or not period.strip().isdecimal() or int(period) == 0:
+        return None  # "max" or -1: unlimited
+    return int(quota) / int(period)
+
+
+def _memory(root: Path) -> tuple[int, int]:
+    """Bytes in all and bytes available, both within the tightest control group."""
+    fields = {
+        name: int(rest.split()[0]) * 1024
+        for name, _, rest in (line.partition(":") for line in _read(root / "proc/meminfo").splitlines())
+        if rest.split() and rest.split()[0].isdecimal()
+    }
+    total = fields.get("MemTotal") or _physical_memory()
+    available = fields.get("MemAvailable", total)
+    for limit_name, used_name in (
+        ("memory.max", "memory.current"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        limits = _group_files(root, "memory", limit_name)
+        used = _group_files(root, "memory", used_name)
+        for limit, current in zip(limits, used, strict=False):
+            if limit.strip().isdecimal() and int(limit) < total and current.strip().isdecimal():
+                total = int(limit)
+                available = min(available, max(0, int(limit) - int(current)))
+    return total, available
+
+
+def _physical_memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 8 << 30  # unknown system: a cautious guess, overridden by --kv-cache-memory-bytes
+
+
+def _group_files(root: Path, controller: str, name: str) -> list[str]:
+    """Contents of `name` in this process's control group and all above it, v2 and v1 hierarchies."""
+    base = root / "sys/fs/cgroup"
+    found: list[str] = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = base / controller if controllers else base
+        group = Path(path.strip().lstrip("/"))
+        for folder in (group, *group.parents):
+            text = _read(mount / folder / name)
+            if text:
+                found.append(text)
+    return found
+
+
+def _cpu_flags(cpuinfo: str) -> list[str]:
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return value.split()
+    return []
+
+
+def _cpu_name(cpuinfo: str) -> str:
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

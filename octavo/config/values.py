@@ -1,0 +1,165 @@
+"""How a value written by a person becomes an option's value: sizes, counts, choices, switches, lists."""
+
+import re
+from types import NoneType, UnionType
+from typing import Literal, Union, get_args, get_origin
+
+from octavo.errors import ConfigError
+
+# vLLM's reading of counts: lower case is decimal, upper case binary (4k = 4000, 4K = 4096).
+_COUNT_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+_SIZE_UNITS = {
+    "": 1,
+    "b": 1,
+    **{unit: 1000**n for n, unit in enumerate(("kb", "mb", "gb", "tb"), 1)},
+    **{unit: 1024**n for n, unit in enumerate(("kib", "mib", "gib", "tib"), 1)},
+    **{unit: 1024**n for n, unit in enumerate(("k", "m", "g", "t"), 1)},
+}
+_ALIASES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
+_SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+# Options whose text is a number of bytes, so that a wrong one is refused at once.
+SIZES = frozenset({"weight_cache_size", "kv_cache_memory_bytes", "max_body_size"})
+# What a number may be, both ends included.
+RANGES: dict[str, tuple[float, float]] = {
+    "max_model_len": (1, 1 << 30),
+    "seed": (-(1 << 63), (1 << 64) - 1),
+    "gpu_memory_utilization": (0.01, 1.0),
+    "num_gpu_blocks_override": (1, 1 << 31),
+    "max_num_seqs": (1, 65536),
+    "max_num_batched_tokens": (1, 1 << 24),
+    "max_waiting": (0, 1 << 31),
+    "threads": (1, 1024),
+    "tensor_parallel_size": (1, 1 << 16),
+    "pipeline_parallel_size": (1, 1 << 16),
+    "port": (0, 65535),
+    "shutdown_timeout": (0.0, 1e9),
+    "max_logprobs": (-1, 1 << 31),
+    "log_stats_interval": (0.1, 1e9),
+}
+CHOICES: dict[str, tuple[int, ...]] = {"block_size": (16, 32)}
+
+
+def parse_count(text: str) -> int:
+    """A whole number with an optional unit: "4096", "4k" (4000), "4K" (4096), "1.5k", "1M".
+
+    Raises:
+        ConfigError: no such number.
+    """
+    match = re.fullmatch(r"(-?\d+)|(\d+(?:\.\d+)?)([kmgKMG])", text.strip())
+    if match is None:
+        raise ConfigError(f"{text!r} is no whole number; 4096, 4k (4000) and 4K (4096) are understood")
+    if match[1]:
+        return int(match[1])
+    return round(float(match[2]) * _COUNT_UNITS[match[3]])
+
+
+def parse_size(text: str | int) -> int:
+    """A number of bytes: 1073741824, "1GiB", "1.5 GB", "512MiB", "2g" (binary).
+
+    Raises:
+        ConfigError: no such size.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", str(text).strip().lower())
+    if match is None or match[2] not in _SIZE_UNITS:
+        raise ConfigError(f"{text!r} is no size; 512MiB, 2GiB or a number of bytes are understood")
+    return round(float(match[1]) * _SIZE_UNITS[match[2]])
+
+
+def format_size(count: float) -> str:
+    """Bytes for people: "1.5 GiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def coerce(name: str, kind: object, value: object) -> object:
+    """Bring `value` (text of a command line, YAML, or a Python object) to option `name`'s type `kind`.
+
+    Raises:
+        ConfigError: it cannot be that type; names the option and what would be right.
+    """
+    try:
+        result = _coerce(name, kind, value)
+        _check_range(name, result)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    return result
+
+
+def _check_range(name: str, value: object) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return
+    low, high = RANGES.get(name, (value, value))
+    if not low <= value <= high:
+        raise ConfigError(f"{value} is outside {low} .. {high}")
+    if value not in CHOICES.get(name, (value,)):
+        raise ConfigError(f"{value} is none of {', '.join(map(str, CHOICES[name]))}")
+
+
+def _coerce(name: str, kind: object, value: object) -> object:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return _coerce_optional(name, arguments, value)
+    if origin is Literal:
+        return _coerce_choice(arguments, value)
+    if origin is tuple:
+        return _coerce_list(value)
+    if kind is bool:
+        return _coerce_switch(value)
+    if kind is int:
+        return _coerce_int(value)
+    if kind is float:
+        return _coerce_float(value)
+    if name in SIZES:
+        parse_size(str(value))
+    return str(value)
+
+
+def _coerce_optional(name: str, arguments: tuple[object, ...], value: object) -> object:
+    if value is None or value in ("auto", "None", "none"):
+        return None
+    if name == "max_model_len" and value in (-1, "-1"):  # vLLM's spelling of "decide for me"
+        return None
+    (inner,) = (argument for argument in arguments if argument is not NoneType)
+    return _coerce(name, inner, value)
+
+
+def _coerce_choice(choices: tuple[object, ...], value: object) -> object:
+    text = str(value).removeprefix("torch.")  # a torch.dtype is welcome where a type is named
+    text = text if text in choices else _ALIASES.get(text, text)
+    if text not in choices:
+        raise ConfigError(f"{text!r} is none of {', '.join(map(str, choices))}")
+    return text
+
+
+def _coerce_list(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, (list, tuple)):
+        items: list[object] = list(value)  # pyright: ignore[reportUnknownArgumentType]  an untyped list from YAML
+        return tuple(str(item) for item in items)
+    return tuple(part for part in re.split(r"[,\s]+", str(value)) if part)
+
+
+def _coerce_switch(value: object) -> bool:
+    switch = value if isinstance(value, bool) else _SWITCH.get(str(value).lower())
+    if switch is None:
+        raise ConfigError(f"{value!r} is neither true nor false")
+    return switch
+
+
+def _coerce_int(value: object) -> int:
+    if isinstance(value, bool):
+        raise ConfigError(f"{value!r} is no whole number")
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) else parse_count(str(value))
+
+
+def _coerce_float(value: object) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        raise ConfigError(f"{value!r} is no number") from None
