@@ -1,0 +1,68 @@
+// A team of persistent threads: how a kernel's tasks are dealt out, and where its temporary memory comes from.
+//
+// The caller takes part. A job ends when its tasks are done, not when every thread has looked at it: a thread that is
+// still asleep or was preempted between tasks delays nobody. Which thread runs a task is not defined, so a task's
+// result must not depend on it.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#include <type_traits>
+
+namespace octavo {
+
+class Team {
+public:
+  using Call = void (*)(void* context, int64_t task, int thread);
+
+  // Null when a thread cannot be started. cpus: null, or one CPU number a thread (the caller's is not changed).
+  static Team* create(int threads, const int32_t* cpus);
+  ~Team();
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  int threads() const { return threads_; }
+
+  // f(task, thread) for every task in 0 .. tasks - 1, each once, in any order; returns when all are done. Not to be
+  // called from inside a task. One task, or one thread, runs in place without waking anyone.
+  template <class F> void parallel(int64_t tasks, F&& f) {
+    if (tasks <= 0) return;
+    if (tasks == 1 || threads_ == 1) {
+      for (int64_t task = 0; task < tasks; ++task) f(task, 0);
+      return;
+    }
+    using Function = typename std::remove_reference<F>::type;
+    const Call call = [](void* context, int64_t task, int thread) { (*static_cast<Function*>(context))(task, thread); };
+    run(tasks, call, const_cast<void*>(static_cast<const void*>(&f)));
+  }
+
+  // f(begin, end, thread) over contiguous, near-equal ranges of 0 .. count - 1, none shorter than `least` but the last.
+  template <class F> void parallel_ranges(int64_t count, int64_t least, F&& f) {
+    if (count <= 0) return;
+    const int64_t most = least < 1 ? count : (count + least - 1) / least;
+    const int64_t parts = most < 4 * threads_ ? most : 4 * threads_;
+    const int64_t length = (count + parts - 1) / parts;
+    parallel((count + length - 1) / length, [&](int64_t part, int thread) {
+      const int64_t begin = part * length;
+      const int64_t end = begin + length < count ? begin + length : count;
+      f(begin, end, thread);
+    });
+  }
+
+  // Memory of one thread, 64-byte aligned, grown when needed. It is the same memory at every call: a task asks once,
+  // for all it needs, and what it holds does not outlive the task.
+  float* scratch(int thread, size_t floats);
+  // Memory all threads share, likewise. Asked for outside of parallel(); valid until the next call.
+  float* shared(size_t floats);
+
+private:
+  struct State;
+  explicit Team(int threads, State* state) : threads_(threads), state_(state) {}
+  void run(int64_t tasks, Call call, void* context);
+  static void* worker(void* argument);
+
+  int threads_;
+  State* state_;
+};
+
+} // namespace octavo
