@@ -22,15 +22,15 @@ _CHUNK = 1 << 20  # blocks looked at together: bounds the memory of a check
 FP4_LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
-def dequantize(tensor: StoredTensor) -> Values:
-    """The float32 values of a tensor, in its shape.
+def dequantize(format: str, data: NDArray[np.uint8], shape: tuple[int, ...]) -> Values:
+    """The float32 values of stored bytes, in `shape`.
 
     Raises:
         UnsupportedError, CheckpointError: as `check_computable`.
     """
-    format = check_computable(tensor)
-    blocks = np.ascontiguousarray(tensor.data).reshape(-1, format.block_bytes)
-    return _READERS[format.name](blocks).reshape(tensor.shape)
+    checked = check_computable(StoredTensor("(unnamed)", format, shape, data))
+    blocks = np.ascontiguousarray(data).reshape(-1, checked.block_bytes)
+    return _READERS[checked.name](blocks).reshape(shape)
 
 
 def first_invalid_row(tensor: StoredTensor) -> int | None:
@@ -136,7 +136,7 @@ def _two_bit_planes(packed: Blocks) -> Blocks:
 
 
 def _scaled(scales: Values, values: Values, minima: Values | None = None) -> Values:
-    """Each run of elements times its scale, less its minimum: scales and minima [blocks, runs], values [blocks, 256]."""
+    """Each run of elements times its scale, less its minimum: [blocks, runs] twice, and values [blocks, 256]."""
     runs = values.reshape(len(values), scales.shape[1], -1) * scales[:, :, None]
     if minima is not None:
         runs -= minima[:, :, None]

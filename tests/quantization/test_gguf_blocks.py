@@ -34,7 +34,7 @@ def test_values_are_those_of_the_gguf_package(name):
     tensor = random_tensor(name)
     kind = gguf.GGMLQuantizationType(FORMATS[name].number)
     expected = gguf.quants.dequantize(tensor.data.reshape(3, -1), kind)
-    np.testing.assert_allclose(dequantize(tensor), expected, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(dequantize(tensor.format, tensor.data, tensor.shape), expected, rtol=1e-6, atol=1e-7)
 
 
 def test_the_table_has_the_sizes_of_the_gguf_package():
@@ -70,10 +70,10 @@ def test_bf16_rounds_to_nearest_even():
 
 
 def test_what_cannot_be_computed_with_is_refused_by_name():
-    with pytest.raises(UnsupportedError, match="w is stored as iq2_xs"):
-        dequantize(StoredTensor("w", "iq2_xs", (1, 256), np.zeros(74, np.uint8)))
-    with pytest.raises(CheckpointError, match="w of shape"):
-        dequantize(StoredTensor("w", "q4_k", (1, 100), np.zeros(144, np.uint8)))
+    with pytest.raises(UnsupportedError, match="is stored as iq2_xs"):
+        dequantize("iq2_xs", np.zeros(74, np.uint8), (1, 256))
+    with pytest.raises(CheckpointError, match="of shape"):
+        dequantize("q4_k", np.zeros(144, np.uint8), (1, 100))
     with pytest.raises(CheckpointError, match="18 bytes, but 36"):
-        dequantize(StoredTensor("w", "q4_0", (2, 32), np.zeros(18, np.uint8)))
+        dequantize("q4_0", np.zeros(18, np.uint8), (2, 32))
     assert stored_bytes(FORMATS["q4_0"], (4, 64)) == 4 * 2 * 18
