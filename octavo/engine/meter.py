@@ -1,0 +1,117 @@
+"""Turns what an engine hands out into metrics: the one place that knows which reading goes where."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from octavo.engine.client import EngineStats
+from octavo.flow.delta import TextDelta
+from octavo.flow.request import GenerationRequest
+from octavo.flow.result import SequenceOutput
+from octavo.telemetry import metrics
+from octavo.telemetry.metrics import MetricsSink
+
+
+@dataclass(slots=True)
+class _Live:
+    """A sample stream under way. Times are of the meter's clock, in seconds; 0 is "not yet"."""
+
+    arrival: float
+    prompt_len: int
+    first_token: float = 0.0
+    last_token: float = 0.0
+    tokens: int = 0
+
+
+class EngineMeter:
+    """Measures requests and steps on the frontend's side. Owner: whoever receives the engine's outputs.
+
+    Args:
+        sink: where readings go.
+        clock: monotonic seconds, the clock of `GenerationRequest.arrival`.
+    """
+
+    def __init__(self, sink: MetricsSink, clock: Callable[[], float] = time.monotonic) -> None:
+        self._sink = sink
+        self._clock = clock
+        self._live: dict[tuple[str, int], _Live] = {}
+        self._last = EngineStats()
+
+    def admitted(self, request: GenerationRequest) -> None:
+        """A request went to the engine."""
+        sink = self._sink
+        prompt_len = len(request.prompt_token_ids)
+        arrival = request.arrival or self._clock()
+        sink.observe(metrics.REQUEST_PROMPT_TOKENS, prompt_len)
+        sink.observe(metrics.REQUEST_MAX_TOKENS, request.stopping.max_tokens)
+        sink.observe(metrics.REQUEST_CHOICES, request.n)
+        for index in range(request.n):
+            self._live[request.id, index] = _Live(arrival, prompt_len)
+
+    def rejected(self, reason: str) -> None:
+        """A request was refused; `reason` is the HTTP status or a word for it."""
+        self._sink.add(metrics.REQUESTS_REJECTED, labels=(reason,))
+
+    def stepped(self, outputs: Iterable[SequenceOutput], stats: EngineStats) -> None:
+        """The engine delivered one or more steps."""
+        now = self._clock()
+        observe = self._sink.observe
+        for output in outputs:
+            live = self._live.get((output.request_id, output.index))
+            if live is None:
+                continue
+            if output.token_ids:
+                if live.tokens:
+                    observe(metrics.INTER_TOKEN_SECONDS, now - live.last_token)
+                else:
+                    live.first_token = now
+                    observe(metrics.FIRST_TOKEN_SECONDS, now - live.arrival)
+                live.last_token = now
+                live.tokens += len(output.token_ids)
+            if output.times is not None and output.times.first_token:
+                times = output.times
+                observe(metrics.QUEUE_SECONDS, max(0.0, times.scheduled - times.arrival))
+                observe(metrics.PREFILL_SECONDS, max(0.0, times.first_token - times.scheduled))
+                observe(metrics.DECODE_SECONDS, max(0.0, times.last_token - times.first_token))
+                observe(metrics.INFERENCE_SECONDS, max(0.0, times.last_token - times.scheduled))
+        self._read(stats)
+
+    def delivered(self, delta: TextDelta) -> None:
+        """A stream's last delta went out; `finish_reason` is what its consumer sees."""
+        live = self._live.pop((delta.request_id, delta.index), None)
+        if live is None or delta.finish_reason is None:
+            return
+        sink = self._sink
+        sink.add(metrics.REQUESTS_FINISHED, labels=(delta.finish_reason.value,))
+        sink.observe(metrics.REQUEST_GENERATION_TOKENS, live.tokens)
+        sink.observe(metrics.END_TO_END_SECONDS, self._clock() - live.arrival)
+        if live.tokens > 1:
+            sink.observe(metrics.TOKEN_SECONDS, (live.last_token - live.first_token) / (live.tokens - 1))
+
+    def dropped(self, request_id: str, n: int) -> None:
+        """A request ended without its consumer: it went away, or the engine did."""
+        for index in range(n):
+            if self._live.pop((request_id, index), None) is not None:
+                self._sink.add(metrics.REQUESTS_FINISHED, labels=("abort",))
+
+    def restarted(self) -> None:
+        """A new engine counts from zero."""
+        self._sink.add(metrics.ENGINE_RESTARTS)
+        self._last = EngineStats()
+
+    def _read(self, stats: EngineStats) -> None:
+        sink, last = self._sink, self._last
+        self._last = stats
+        sink.set(metrics.REQUESTS_RUNNING, stats.running)
+        sink.set(metrics.REQUESTS_WAITING, stats.waiting)
+        sink.set(metrics.CACHE_BLOCKS, stats.num_blocks)
+        sink.set(metrics.CACHE_USAGE, stats.used_blocks / stats.num_blocks if stats.num_blocks else 0.0)
+        sink.add(metrics.PREFIX_QUERIES, stats.prefix_queries - last.prefix_queries)
+        sink.add(metrics.PREFIX_HITS, stats.prefix_hits - last.prefix_hits)
+        sink.add(metrics.PREEMPTIONS, stats.preemptions - last.preemptions)
+        sink.add(metrics.PROMPT_TOKENS, stats.prompt_tokens - last.prompt_tokens)
+        sink.add(metrics.GENERATION_TOKENS, stats.generation_tokens - last.generation_tokens)
+        steps = stats.steps - last.steps
+        if steps > 0:
+            sink.add(metrics.STEPS, steps)
+            sink.observe(metrics.STEP_SECONDS, (stats.step_seconds - last.step_seconds) / steps, steps)

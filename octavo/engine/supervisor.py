@@ -1,0 +1,237 @@
+"""Starts the engine process, relays why it could not start, notices its death and starts it again a few times."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+from octavo.config.engine import EngineConfig
+from octavo.engine.client import EngineInfo
+from octavo.engine.transport import (
+    TO_FRONTEND,
+    Channel,
+    Configure,
+    Failed,
+    Ready,
+    Shutdown,
+    SocketDirectory,
+    ToEngine,
+    ToFrontend,
+    error_of,
+)
+from octavo.errors import EngineDeadError, OctavoError
+from octavo.flow.wire import WireError
+from octavo.telemetry.log import logger
+
+COMMAND = (sys.executable, "-m", "octavo.engine.process")
+# An engine that dies again and again has a cause that a restart does not cure.
+MAX_RESTARTS = 3
+_SHUTDOWN_SECONDS = 5.0
+
+
+class EngineSupervisor:
+    """The frontend's hold on an engine process. Owner: the thread of the running event loop.
+
+    Args:
+        config: what the engine builds.
+        command: how an engine process is started; address and own process id are appended.
+        max_restarts: how often a dead engine is started again.
+    """
+
+    def __init__(
+        self, config: EngineConfig, command: Sequence[str] = COMMAND, max_restarts: int = MAX_RESTARTS
+    ) -> None:
+        self._config = config
+        self._command = tuple(command)
+        self._restarts_left = max_restarts
+        self._sockets = SocketDirectory()
+        self._life: _Life | None = None
+        self._lives = 0
+        self._info: EngineInfo | None = None
+        self._closing = False
+        self._on_message: Callable[[ToFrontend], None] = lambda _message: None
+        self._on_death: Callable[[str], None] = lambda _reason: None
+        self._log = logger("supervisor")
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine told when it was ready.
+
+        Raises:
+            EngineDeadError: it never was.
+        """
+        if self._info is None:
+            raise EngineDeadError("the engine is not ready")
+        return self._info
+
+    @property
+    def alive(self) -> bool:
+        """The engine takes requests."""
+        return self._life is not None and self._life.ready.done() and not self._life.over
+
+    @property
+    def process_id(self) -> int | None:
+        """Of the engine process; None when there is none."""
+        return self._life.process.pid if self._life else None
+
+    def attach(self, on_message: Callable[[ToFrontend], None], on_death: Callable[[str], None]) -> None:
+        """Where messages and the news of an engine's death go; both are called on the event loop."""
+        self._on_message = on_message
+        self._on_death = on_death
+
+    def launch(self) -> None:
+        """Start the process now, without waiting: the frontend may load its own part meanwhile."""
+        self._life = _Life(
+            self._command, self._sockets.address(self._lives), self._config, self._handle, self._handle_death
+        )
+        self._lives += 1
+
+    async def ready(self) -> EngineInfo:
+        """Wait until the engine can take requests.
+
+        Raises:
+            OctavoError: it could not start, for the reason which the engine gave.
+        """
+        if self._life is None:
+            self.launch()
+        assert self._life is not None
+        self._info = await self._life.ready
+        return self._info
+
+    def send(self, message: ToEngine) -> None:
+        """Pass a message on.
+
+        Raises:
+            EngineDeadError: there is no engine at present.
+        """
+        if not self.alive or self._life is None:
+            raise EngineDeadError("the engine is not running" + (" and is being restarted" if self._tasks else ""))
+        self._life.send(message)
+
+    async def close(self) -> None:
+        """End the engine process, kindly at first; returns when it is gone."""
+        self._closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        if self._life is not None:
+            await self._life.end()
+        self._sockets.close()
+
+    def _handle(self, message: ToFrontend) -> None:
+        self._on_message(message)
+
+    def _handle_death(self, reason: str) -> None:
+        if self._closing or self._info is None:
+            return
+        self._log.error("the engine process ended: %s", reason)
+        self._on_death(reason)
+        if self._restarts_left > 0:
+            self._restarts_left -= 1
+            task = asyncio.get_running_loop().create_task(self._restart())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _restart(self) -> None:
+        self._log.warning("starting the engine again (%d more times at most)", self._restarts_left)
+        if self._life is not None:
+            await self._life.end()
+        self.launch()
+        try:
+            await self.ready()
+            self._log.info("the engine is back")
+        except OctavoError as error:
+            self._log.error("the engine could not be started again: %s", error)
+
+
+class _Life:
+    """One engine process from start to end, and its channel."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        address: str,
+        config: EngineConfig,
+        on_message: Callable[[ToFrontend], None],
+        on_death: Callable[[str], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_message = on_message
+        self._on_death = on_death
+        self._channel = Channel(address, bind=True, receives=TO_FRONTEND)
+        self._failure: OctavoError | None = None
+        self.ready: asyncio.Future[EngineInfo] = self._loop.create_future()
+        # A failure that nobody waits for any more is not worth a warning.
+        self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self.gone: asyncio.Future[int] = self._loop.create_future()
+        self.over = False
+        # The pipe at its standard input tells the child when this process is gone.
+        self.process = subprocess.Popen([*command, address, str(os.getpid())], stdin=subprocess.PIPE)
+        self._loop.add_reader(self._channel.fileno(), self._read)
+        self._channel.send(Configure(config))
+        threading.Thread(target=self._wait, name="octavo-engine-watch", daemon=True).start()
+
+    def send(self, message: ToEngine) -> None:
+        self._channel.send(message)
+        # The socket's descriptor is edge-triggered: a send may have swallowed the edge of a message that came in.
+        self._loop.call_soon(self._read)
+
+    async def end(self) -> None:
+        """Ask the process to end, and make it when it does not; then close the channel."""
+        if not self.over:
+            self._channel.send(Shutdown())
+            try:
+                await asyncio.wait_for(asyncio.shield(self.gone), _SHUTDOWN_SECONDS)
+            except asyncio.TimeoutError:
+                self.process.kill()
+                await self.gone
+        self._close()
+
+    def _read(self) -> None:
+        try:
+            while not self.over and (message := self._channel.receive()) is not None:
+                self._take(message)
+        except WireError as error:
+            # Nothing after a message that cannot be read can be trusted.
+            self._failure = error
+            self.process.kill()
+
+    def _take(self, message: ToFrontend) -> None:
+        if isinstance(message, Ready):
+            if not self.ready.done():
+                self.ready.set_result(message.info)
+        elif isinstance(message, Failed):
+            self._failure = error_of(message.kind, message.message)
+        else:
+            self._on_message(message)
+
+    def _wait(self) -> None:
+        status = self.process.wait()
+        # The loop may be closed when the whole frontend is on its way out.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._handle_exit, status)
+
+    def _handle_exit(self, status: int) -> None:
+        self._read()
+        self.over = True
+        reason = str(self._failure) if self._failure else _exit_reason(status)
+        if not self.ready.done():
+            self.ready.set_exception(self._failure or EngineDeadError(f"the engine process did not start: {reason}"))
+        self.gone.set_result(status)
+        self._on_death(reason)
+
+    def _close(self) -> None:
+        self.over = True
+        self._loop.remove_reader(self._channel.fileno())
+        self._channel.close()
+        if self.process.stdin:
+            self.process.stdin.close()
+
+
+def _exit_reason(status: int) -> str:
+    if status < 0:
+        return f"killed by signal {-status}" + (" (out of memory?)" if status == -9 else "")
+    return f"exit status {status}"
