@@ -1,0 +1,250 @@
+"""Turns what was asked into what will happen: every "decide for me" becomes a value with its reason.
+
+Two moments: `resolve_model` before weights are loaded (types, sizes, threads), `resolve_cache` after, when what is
+left of the memory is known.
+"""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from octavo.config.engine import EngineConfig
+from octavo.config.environment import Environment
+from octavo.config.machine import Machine
+from octavo.config.values import format_size, parse_size
+from octavo.errors import ConfigError, UnsupportedError
+
+T = TypeVar("T")
+
+_ASKED = "asked for"
+# A step's buffers and a prompt chunk's time grow with these; a small machine gets small ones.
+_SMALL_MACHINE_THREADS = 8
+_LOGITS_SHARE = 0.05  # of memory, for the logits of all sequences
+_DEFAULT_CACHE_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[T]):
+    """A value and why it is this one."""
+
+    value: T
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What choices depend on, read from the model before its weights are loaded. Sizes in bytes."""
+
+    name: str
+    max_positions: int
+    vocab: int
+    dtype: str  # of unquantized weights in the file: "bfloat16", "float16" or "float32"
+    file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """Everything that can be known before weights are loaded."""
+
+    backend: Choice[str]
+    isa: Choice[str]
+    threads: Choice[int]
+    dtype: Choice[str]
+    kv_cache_dtype: Choice[str]
+    block_size: Choice[int]
+    max_model_len: Choice[int]
+    max_num_seqs: Choice[int]
+    max_num_batched_tokens: Choice[int]
+    weight_cache_dir: Choice[Path | None]
+    weight_cache_bytes: Choice[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedCache:
+    """What the KV cache gets."""
+
+    num_blocks: Choice[int]
+    cache_bytes: Choice[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedConfig:
+    """What will happen: no None, no "auto"."""
+
+    model: ResolvedModel
+    cache: ResolvedCache
+
+    def choices(self) -> list[tuple[str, Choice[object]]]:
+        """Every choice with its name, in order."""
+        parts = (self.model, self.cache)
+        return [(f.name, getattr(part, f.name)) for part in parts for f in fields(part)]
+
+
+def resolve_model(
+    config: EngineConfig, facts: ModelFacts, machine: Machine, environment: Environment, isas: tuple[str, ...]
+) -> ResolvedModel:
+    """Decide all that does not depend on the memory that weights take.
+
+    Args:
+        isas: native builds that are installed and run here, best first; empty when there is none.
+
+    Raises:
+        ConfigError, UnsupportedError: options exclude each other, this machine or this model.
+    """
+    _refuse_what_is_missing(config)
+    threads = _threads(config, machine, environment)
+    max_model_len = _max_model_len(config, facts)
+    max_num_seqs = _max_num_seqs(config, facts, machine, threads.value)
+    dtype = _dtype(config, facts)
+    backend, isa = _backend(config, environment, isas)
+    return ResolvedModel(
+        backend=backend,
+        isa=isa,
+        threads=threads,
+        dtype=dtype,
+        kv_cache_dtype=_kv_cache_dtype(config, dtype.value),
+        block_size=_asked_or_default(config.cache.block_size, 16, "the default"),
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=_max_batched_tokens(config, threads.value, max_num_seqs.value, max_model_len.value),
+        weight_cache_dir=_weight_cache_dir(config, environment),
+        weight_cache_bytes=Choice(parse_size(config.model.weight_cache_size), "weight_cache_size"),
+    )
+
+
+def resolve_cache(
+    config: EngineConfig, model: ResolvedModel, page_bytes: int, least_blocks: int, memory_available: int
+) -> ResolvedCache:
+    """Decide the number of blocks.
+
+    Args:
+        page_bytes: what a block takes, all layers of its group together.
+        least_blocks: what one sequence of the longest length needs.
+        memory_available: bytes free now, weights loaded.
+
+    Raises:
+        ConfigError: the memory does not hold one sequence of `max_model_len` tokens; says what would.
+    """
+    blocks = _num_blocks(config, model, page_bytes, least_blocks, memory_available)
+    if blocks.value < least_blocks:
+        needed = format_size(least_blocks * page_bytes)
+        raise ConfigError(
+            f"a KV cache of {blocks.value} blocks ({format_size(blocks.value * page_bytes)}; {blocks.reason}) is too "
+            f"small for one sequence of max_model_len {model.max_model_len.value}, which takes {needed}: "
+            "lower --max-model-len or raise --kv-cache-memory-bytes"
+        )
+    return ResolvedCache(blocks, Choice(blocks.value * page_bytes, f"{blocks.value} blocks of {format_size(page_bytes)}"))
+
+
+def _refuse_what_is_missing(config: EngineConfig) -> None:
+    if config.model.trust_remote_code:
+        raise UnsupportedError("trust_remote_code: Octavo never runs code from a checkpoint; leave it out")
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if getattr(config.execution, name) != 1:
+            raise UnsupportedError(f"{name} above 1 is not supported yet")
+
+
+def _asked_or_default(asked: T, default: T, reason: str) -> Choice[T]:
+    return Choice(asked, reason if asked == default else _ASKED)
+
+
+def _threads(config: EngineConfig, machine: Machine, environment: Environment) -> Choice[int]:
+    if config.execution.threads is not None:
+        return Choice(config.execution.threads, _ASKED)
+    if environment.threads is not None:
+        return Choice(environment.threads, "OCTAVO_THREADS")
+    cores = len(machine.cores)
+    if machine.cpu_quota is not None and machine.cpu_quota < cores:
+        return Choice(max(1, int(machine.cpu_quota)), f"the container grants {machine.cpu_quota:g} CPUs' worth of time")
+    return Choice(cores, f"one for each of the {cores} cores this process may use")
+
+
+def _backend(config: EngineConfig, environment: Environment, isas: tuple[str, ...]) -> tuple[Choice[str], Choice[str]]:
+    if config.execution.backend == "torch":
+        return Choice("torch", _ASKED), Choice("none", "the torch backend has no native kernels")
+    asked = config.execution.isa if config.execution.isa != "auto" else environment.isa
+    backend = Choice("native", _ASKED if config.execution.backend == "native" else "the CPU's kernels")
+    if asked is not None:
+        if asked not in isas:
+            raise ConfigError(f"isa {asked}: this machine and build run {', '.join(isas) or 'none'}")
+        return backend, Choice(asked, _ASKED if config.execution.isa != "auto" else "OCTAVO_ISA")
+    if not isas:
+        raise ConfigError("the native libraries are missing from this installation: install Octavo again, see README")
+    return backend, Choice(isas[0], f"the best of {', '.join(isas)} that this CPU runs")
+
+
+def _dtype(config: EngineConfig, facts: ModelFacts) -> Choice[str]:
+    if config.model.dtype == "auto":
+        return Choice(facts.dtype, "as in the file")
+    return Choice(config.model.dtype, _ASKED)
+
+
+def _kv_cache_dtype(config: EngineConfig, dtype: str) -> Choice[str]:
+    if config.cache.kv_cache_dtype != "auto":
+        return Choice(config.cache.kv_cache_dtype, _ASKED)
+    if dtype == "bfloat16":
+        return Choice("bfloat16", "the weights' type")
+    return Choice("float16", "half the size of float32 and exact enough")
+
+
+def _max_model_len(config: EngineConfig, facts: ModelFacts) -> Choice[int]:
+    asked = config.model.max_model_len
+    if asked is None:
+        return Choice(facts.max_positions, "the model's context length")
+    if asked > facts.max_positions:
+        raise ConfigError(f"max_model_len {asked} exceeds the {facts.max_positions} positions that {facts.name} knows")
+    return Choice(asked, _ASKED)
+
+
+def _max_num_seqs(config: EngineConfig, facts: ModelFacts, machine: Machine, threads: int) -> Choice[int]:
+    if config.scheduling.max_num_seqs is not None:
+        return Choice(config.scheduling.max_num_seqs, _ASKED)
+    wanted = 64 if threads <= _SMALL_MACHINE_THREADS else 256
+    affordable = int(machine.memory_total * _LOGITS_SHARE) // (2 * 4 * facts.vocab)  # float32, raw and processed
+    if affordable < wanted:
+        return Choice(max(1, affordable), f"more would need over 5 % of memory for logits of {facts.vocab} tokens each")
+    return Choice(wanted, f"the default with {threads} threads")
+
+
+def _max_batched_tokens(config: EngineConfig, threads: int, max_num_seqs: int, max_model_len: int) -> Choice[int]:
+    asked = config.scheduling.max_num_batched_tokens
+    whole = not config.scheduling.enable_chunked_prefill
+    if asked is not None:
+        if asked < max_num_seqs:
+            raise ConfigError(f"max_num_batched_tokens {asked} is below max_num_seqs {max_num_seqs}: raise or lower one")
+        if whole and asked < max_model_len:
+            raise ConfigError(
+                f"without chunked prefill max_num_batched_tokens {asked} must reach max_model_len {max_model_len}"
+            )
+        return Choice(asked, _ASKED)
+    wanted = max(512 if threads <= _SMALL_MACHINE_THREADS else 2048, max_num_seqs)
+    if whole and wanted < max_model_len:
+        return Choice(max_model_len, "max_model_len, since prompts are not chunked")
+    return Choice(wanted, f"the default with {threads} threads: long prompts delay running ones by one chunk only")
+
+
+def _weight_cache_dir(config: EngineConfig, environment: Environment) -> Choice[Path | None]:
+    if not config.model.weight_cache:
+        return Choice(None, "--no-weight-cache")
+    if config.model.weight_cache_dir is not None:
+        return Choice(Path(config.model.weight_cache_dir).expanduser(), _ASKED)
+    return Choice(environment.cache_dir / "weights", "in the cache directory (OCTAVO_CACHE_DIR)")
+
+
+def _num_blocks(
+    config: EngineConfig, model: ResolvedModel, page_bytes: int, least_blocks: int, memory_available: int
+) -> Choice[int]:
+    if config.cache.num_gpu_blocks_override is not None:
+        return Choice(config.cache.num_gpu_blocks_override, "num_gpu_blocks_override")
+    if config.cache.kv_cache_memory_bytes is not None:
+        asked = parse_size(config.cache.kv_cache_memory_bytes)
+        return Choice(asked // page_bytes, "kv_cache_memory_bytes")
+    share = config.cache.gpu_memory_utilization
+    affordable = int(memory_available * share) // page_bytes
+    wanted = max(_DEFAULT_CACHE_BYTES // page_bytes, least_blocks)
+    useful = least_blocks * model.max_num_seqs.value
+    if affordable < min(wanted, useful):
+        return Choice(affordable, f"{share:.0%} of the {format_size(memory_available)} that are free")
+    if useful <= wanted:
+        return Choice(useful, f"enough for {model.max_num_seqs.value} sequences of full length")
+    return Choice(wanted, f"{format_size(_DEFAULT_CACHE_BYTES)}, or one sequence of full length if that is more")
