@@ -13,25 +13,17 @@ from collections.abc import Callable
 from typing import Protocol
 
 from octavo.config.engine import EngineConfig
-from octavo.engine.build import build_engine
 from octavo.engine.client import EngineClient
 from octavo.engine.transport import (
     TO_ENGINE,
-    Cancel,
     Channel,
     Configure,
     Failed,
-    Mailbox,
-    Outputs,
     Ready,
-    Refused,
-    ResetPrefixCache,
-    CacheWasReset,
-    Shutdown,
-    Submit,
     ToEngine,
 )
-from octavo.errors import OctavoError, UserError
+from octavo.engine.service import serve
+from octavo.errors import UserError
 from octavo.telemetry.log import configure, logger
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -49,38 +41,7 @@ class BuiltEngine(Protocol):
 Build = Callable[[EngineConfig], BuiltEngine]
 
 
-def serve(mailbox: Mailbox, client: EngineClient) -> None:
-    """Take messages and run steps until `Shutdown`. Between two steps every waiting message is taken."""
-    stats = client.stats()
-    while True:
-        busy = stats.running or stats.waiting
-        if mailbox.wait(0.0 if busy else None):
-            while (message := mailbox.receive()) is not None:
-                if isinstance(message, Shutdown):
-                    return
-                _apply(mailbox, client, message)
-        outputs = client.receive(0.0)
-        before, stats = stats, client.stats()
-        if outputs or stats != before:
-            mailbox.send(Outputs(outputs, stats))
-
-
-def _apply(mailbox: Mailbox, client: EngineClient, message: ToEngine) -> None:
-    match message:
-        case Submit(request):
-            try:
-                client.submit(request)
-            except OctavoError as error:
-                mailbox.send(Refused(request.id, type(error).__name__, str(error)))
-        case Cancel(request_ids):
-            client.cancel(request_ids)
-        case ResetPrefixCache():
-            mailbox.send(CacheWasReset(client.reset_prefix_cache()))
-        case _:
-            logger("engine").warning("unexpected message %s", type(message).__name__)
-
-
-def main(arguments: list[str], build: Build = build_engine) -> int:
+def main(arguments: list[str], build: Build) -> int:
     """Run one life of the engine. Returns the exit status: 0 after `Shutdown`, 1 when it failed."""
     address, parent = arguments[0], int(arguments[1])
     # The frontend decides when the engine ends: a Ctrl-C or a SIGTERM to the group must let it drain.
@@ -135,4 +96,6 @@ def _watch_input() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    from octavo.engine.build import build_engine
+
+    sys.exit(main(sys.argv[1:], build_engine))

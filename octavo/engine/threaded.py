@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from octavo.engine.client import EngineClient, EngineInfo
-from octavo.engine.process import serve
+from octavo.engine.service import serve
 from octavo.engine.transport import Shutdown, ToEngine, ToFrontend
 from octavo.errors import EngineDeadError
 from octavo.telemetry.log import logger

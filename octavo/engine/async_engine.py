@@ -1,0 +1,282 @@
+"""Gives each request its own stream of text, over an engine in a thread or in another process."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Protocol
+
+from octavo.engine.client import EngineInfo, EngineStats
+from octavo.engine.meter import EngineMeter
+from octavo.engine.transport import (
+    CacheWasReset,
+    Cancel,
+    Outputs,
+    Refused,
+    ResetPrefixCache,
+    Submit,
+    ToEngine,
+    ToFrontend,
+    error_of,
+)
+from octavo.errors import EngineDeadError, OctavoError, OverloadedError
+from octavo.flow.delta import TextDelta
+from octavo.flow.request import GenerationRequest
+from octavo.flow.result import SequenceOutput
+from octavo.telemetry.metrics import MetricsSink, NoMetrics
+
+
+class EngineLink(Protocol):
+    """A way to an engine; `EngineSupervisor` and `ThreadedEngine` are the two there are."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    def attach(self, on_message: Callable[[ToFrontend], None], on_death: Callable[[str], None]) -> None: ...
+
+    async def ready(self) -> EngineInfo: ...
+
+    def send(self, message: ToEngine) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class TextOutputs(Protocol):
+    """Turns tokens into text; `outputs.processor.OutputProcessor` does."""
+
+    def add(self, request: GenerationRequest) -> None: ...
+
+    def push(self, outputs: Sequence[SequenceOutput]) -> list[TextDelta]: ...
+
+    def take_cancels(self) -> list[str]: ...
+
+    def drop(self, request_id: str) -> None: ...
+
+
+class RequestStream:
+    """The deltas of one request, for one consumer. Iterate, then `close`; closing early cancels the request.
+
+    Each item holds every delta that came since the last: a slow consumer gets fewer and larger ones.
+    """
+
+    __slots__ = ("_close", "_deltas", "_error", "_waiter", "request", "unfinished")
+
+    def __init__(self, request: GenerationRequest, close: Callable[["RequestStream"], None]) -> None:
+        self.request = request
+        self.unfinished = request.n
+        self._close = close
+        self._deltas: deque[TextDelta] = deque()
+        self._error: OctavoError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def push(self, delta: TextDelta) -> None:
+        """Take a delta. The engine's side only."""
+        if delta.finish_reason is not None:
+            self.unfinished -= 1
+        self._deltas.append(delta)
+        self._wake()
+
+    def fail(self, error: OctavoError) -> None:
+        """End the stream with an error, after the deltas it has. The engine's side only."""
+        self._error = error
+        self._wake()
+
+    def close(self) -> None:
+        """Say that no more is wanted; cancels what is unfinished. Harmless when repeated."""
+        self._close(self)
+
+    def __aiter__(self) -> "RequestStream":
+        return self
+
+    async def __anext__(self) -> list[TextDelta]:
+        while not self._deltas:
+            if self._error is not None:
+                raise self._error
+            if self.unfinished <= 0:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        deltas = list(self._deltas)
+        self._deltas.clear()
+        return deltas
+
+    async def __aenter__(self) -> "RequestStream":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class AsyncEngine:
+    """Submit requests and iterate over their text. Owner: the thread of the running event loop.
+
+    Args:
+        link: the engine; closed by `close`.
+        outputs: turns tokens into text.
+        sink: where metrics go.
+        max_waiting: requests that may be live beyond those that run before new ones are refused.
+    """
+
+    def __init__(
+        self,
+        link: EngineLink,
+        outputs: TextOutputs,
+        sink: MetricsSink | None = None,
+        max_waiting: int = 4096,
+    ) -> None:
+        self._link = link
+        self._outputs = outputs
+        self.meter = EngineMeter(sink or NoMetrics())
+        self._max_waiting = max_waiting
+        self._streams: dict[str, RequestStream] = {}
+        self._resets: deque[asyncio.Future[bool]] = deque()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.stats = EngineStats()
+        link.attach(self._handle, self._handle_death)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is."""
+        return self._link.info
+
+    @property
+    def healthy(self) -> bool:
+        """The engine takes requests."""
+        return self._link.alive
+
+    @property
+    def live(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    async def ready(self) -> EngineInfo:
+        """Wait until the engine takes requests.
+
+        Raises:
+            OctavoError: it cannot start.
+        """
+        return await self._link.ready()
+
+    def open(self, request: GenerationRequest) -> RequestStream:
+        """Submit a request; its stream must be closed.
+
+        Raises:
+            OverloadedError: too much waits already.
+            EngineDeadError: there is no engine.
+        """
+        if request.id in self._streams:
+            raise OctavoError(f"request id {request.id!r} is in use")
+        if len(self._streams) - self.stats.running >= self._max_waiting:
+            raise OverloadedError(f"{self._max_waiting} requests are waiting already; try again later")
+        self._link.send(Submit(request))
+        stream = RequestStream(request, self._close_stream)
+        self._streams[request.id] = stream
+        self._idle.clear()
+        self._outputs.add(request)
+        self.meter.admitted(request)
+        return stream
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[TextDelta]:
+        """The deltas of a request, one by one. Closing the generator early cancels the request."""
+        async with self.open(request) as stream:
+            async for deltas in stream:
+                for delta in deltas:
+                    yield delta
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget cached blocks that no sequence uses; False when some are in use."""
+        self._link.send(ResetPrefixCache())
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._resets.append(done)
+        return await done
+
+    async def drain(self, timeout: float) -> bool:
+        """Wait until every request has ended, at most `timeout` seconds; False when some had to be ended."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        except asyncio.TimeoutError:
+            for stream in list(self._streams.values()):
+                stream.fail(EngineDeadError("the server is shutting down"))
+                self._close_stream(stream)
+            return False
+        return True
+
+    async def close(self) -> None:
+        """End the engine."""
+        await self._link.close()
+        self._fail_all("the engine was closed")
+
+    def _handle(self, message: ToFrontend) -> None:
+        match message:
+            case Outputs(outputs, stats):
+                self._handle_outputs(outputs, stats)
+            case Refused(request_id, kind, text):
+                if stream := self._forget(request_id):
+                    self.meter.dropped(request_id, stream.request.n)
+                    stream.fail(error_of(kind, text))
+            case CacheWasReset(done):
+                self._resets.popleft().set_result(done)
+            case _:
+                pass
+
+    def _handle_outputs(self, outputs: Sequence[SequenceOutput], stats: EngineStats) -> None:
+        self.stats = stats
+        self.meter.stepped(outputs, stats)
+        streams = self._streams
+        for delta in self._outputs.push(outputs):
+            stream = streams.get(delta.request_id)
+            if stream is None:
+                continue
+            stream.push(delta)
+            if delta.finish_reason is not None:
+                self.meter.delivered(delta)
+                if stream.unfinished <= 0:
+                    self._forget(delta.request_id)
+        if cancels := self._outputs.take_cancels():
+            self._link.send(Cancel(tuple(cancels)))
+
+    def _handle_death(self, reason: str) -> None:
+        self.stats = EngineStats()
+        self.meter.restarted()
+        self._fail_all(f"the engine stopped: {reason}")
+
+    def _fail_all(self, reason: str) -> None:
+        for request_id in list(self._streams):
+            if stream := self._forget(request_id):
+                self.meter.dropped(request_id, stream.request.n)
+                stream.fail(EngineDeadError(reason))
+        while self._resets:
+            self._resets.popleft().set_exception(EngineDeadError(reason))
+
+    def _close_stream(self, stream: RequestStream) -> None:
+        request = stream.request
+        if self._forget(request.id) is None:
+            return
+        self.meter.dropped(request.id, request.n)
+        if self._link.alive:
+            self._link.send(Cancel((request.id,)))
+
+    def _forget(self, request_id: str) -> RequestStream | None:
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            self._outputs.drop(request_id)
+        if not self._streams:
+            self._idle.set()
+        return stream
+
+
+def now() -> float:
+    """The clock of `GenerationRequest.arrival`: monotonic seconds, the same in every process of the machine."""
+    return time.monotonic()
