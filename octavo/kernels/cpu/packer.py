@@ -48,7 +48,9 @@ class NativePacker:
         for part in parts:
             rows, cols = _matrix_shape(part)
             if cols != parts[0].shape[1]:
-                raise CheckpointError(f"{part.name} is {cols} wide, but is stacked on {parts[0].name}: {parts[0].shape}")
+                raise CheckpointError(
+                    f"{part.name} is {cols} wide, but is stacked on {parts[0].name}: {parts[0].shape}"
+                )
             packed = self._allocate(self._packed_size(part))
             self.pack_into(part, packed)
             segments.append(Segment(part.format, rows, packed))

@@ -5,6 +5,7 @@ Class, field and member names are the header's; a test compares sizes, offsets a
 
 import ctypes
 from enum import IntEnum
+from typing import cast
 
 import numpy as np
 
@@ -177,7 +178,7 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
 )
 
 # A numpy record of OctavoSampling: rows of rules are gathered and edited as arrays.
-SAMPLING_RECORD: np.dtype[np.void] = np.dtype(OctavoSampling)
+SAMPLING_RECORD = cast("np.dtype[np.void]", np.dtype(OctavoSampling))
 
 
 def format_code(name: str) -> Format | None:

@@ -1,0 +1,50 @@
+"""What runs where, and why: the native library of this machine, and the kernel of every weight format."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from octavo.kernels.cpu.library import NativeLibrary
+from octavo.kernels.cpu.structs import format_code
+from octavo.ops.weight import PackedWeight
+
+_ISA_REASON = {
+    "avx512": "the CPU has AVX-512 with BF16 and VNNI",
+    "avx2": "the CPU has AVX2 and FMA, but not all that the AVX-512 build needs",
+    "neon": "the CPU is a 64-bit ARM",
+    "scalar": "the CPU has none of the vector extensions with a build of their own",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KernelChoice:
+    """One line of the table: `what` runs as `kernel`, because of `reason`."""
+
+    what: str
+    kernel: str
+    reason: str
+
+
+def kernel_choices(library: NativeLibrary, weights: Iterable[PackedWeight], forced: bool) -> list[KernelChoice]:
+    """The library, then each weight format in use with its share of the weights.
+
+    Args:
+        forced: the instruction set was asked for by name.
+    """
+    reason = "asked for with --isa" if forced else _ISA_REASON.get(library.isa, "it is the best build present")
+    choices = [KernelChoice("all ops", f"native {library.isa}", reason)]
+    held: Counter[str] = Counter()
+    for weight in weights:
+        for segment in weight.segments:
+            held[segment.format] += segment.rows * weight.shape[1]
+    total = sum(held.values())
+    for name, elements in held.most_common():
+        choices.append(_format_choice(name, elements / total))
+    return choices
+
+
+def _format_choice(name: str, share: float) -> KernelChoice:
+    code = format_code(name)
+    kernel = "none" if code is None else f"linear {name}, panels of 16 rows"
+    inputs = "activations rounded to bf16" if name == "bf16" else "activations stay float32"
+    return KernelChoice(f"weights in {name}", kernel, f"{share:.0%} of the elements are stored so; {inputs}")

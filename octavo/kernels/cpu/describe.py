@@ -1,0 +1,122 @@
+"""Shows a program to a person: what runs, on which buffers, made of what, and what it costs a token."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.kernels.cpu.instruction import Axis, Buffer, Instruction
+from octavo.kernels.cpu.program import NativeProgram
+from octavo.kernels.cpu.structs import ActivationCode, Opcode
+from octavo.ops.weight import PackedWeight
+
+_FLOAT = 4  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionCost:
+    """weight_bytes: read once a step. flops: a token (or sampled row), without attention's share of the context."""
+
+    weight_bytes: int
+    flops: int
+
+
+def cost(ins: Instruction) -> InstructionCost:
+    """What an instruction reads and computes."""
+    if ins.opcode is Opcode.LINEAR:
+        return InstructionCost(_operand_bytes(ins), 2 * ins.width * ins.depth)
+    if ins.opcode is Opcode.EMBED:
+        return InstructionCost(0, 0)  # one row of the table a token
+    return InstructionCost(_operand_bytes(ins), ins.width)
+
+
+def describe(program: NativeProgram) -> Iterator[str]:
+    """One line an instruction, then totals."""
+    yield f"{'':>5} {'opcode':<17} {'output':<22} {'input':<13} {'weight':<34} {'bytes':>9} {'flops':>9}  notes"
+    for position, ins in enumerate(program.instructions):
+        yield _line(program, position, ins)
+    costs = [(ins.axis, cost(ins)) for ins in program.instructions]
+    weights = sum(each.weight_bytes for _, each in costs)
+    token_flops = sum(each.flops for axis, each in costs if axis is Axis.TOKENS)
+    row_flops = sum(each.flops for axis, each in costs if axis is Axis.ROWS)
+    memory = program.memory
+    yield f"{len(program.instructions)} instructions"
+    yield f"weights read by a step: {amount(weights)}B"
+    yield f"work: {amount(token_flops)}FLOP a token, {amount(row_flops)}FLOP a sampled row, and attention's context"
+    yield (
+        f"buffers: {len(memory.arena)} in {len(memory.sizes)} arenas, at most {amount(memory.total)}B "
+        f"for {program.limits.tokens} tokens and {program.limits.rows} rows"
+    )
+
+
+def amount(number: float) -> str:
+    """A number with a decimal prefix: 1234 -> '1.23 k'."""
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(number) < 1000:
+            digits = 0 if prefix == "" else 2
+            return f"{number:.{digits}f} {prefix}"
+        number /= 1000
+    return f"{number:.2f} P"
+
+
+def _line(program: NativeProgram, position: int, ins: Instruction) -> str:
+    outputs = " ".join(_buffer(program, buffer) for buffer in ins.writes)
+    inputs = " ".join(f"a{program.memory.arena[buffer.index]}" for buffer in ins.reads)
+    each = cost(ins)
+    return (
+        f"{position:>5} {ins.opcode.name:<17} {outputs:<22} {inputs:<13} {_weight(ins):<34} "
+        f"{amount(each.weight_bytes):>9} {amount(each.flops):>9}  {_notes(ins)}"
+    ).rstrip()
+
+
+def _buffer(program: NativeProgram, buffer: Buffer) -> str:
+    rows = "T" if buffer.axis is Axis.TOKENS else "R"
+    return f"a{program.memory.arena[buffer.index]}[{rows}, {buffer.width}]"
+
+
+def _weight(ins: Instruction) -> str:
+    """Shape and formats of the instruction's matrix."""
+    for operand in ins.operands:
+        if isinstance(operand, PackedWeight):
+            rows, cols = operand.shape
+            return f"[{rows}, {cols}] {'+'.join(operand.formats)}"
+    return ""
+
+
+def _notes(ins: Instruction) -> str:
+    """What distinguishes it: sizes of heads, window, activation, bias, what it was fused from."""
+    notes: list[str] = []
+    if ins.opcode in (Opcode.QKV_ROPE_CACHE, Opcode.PAGED_ATTENTION):
+        heads, kv_heads, head_dim, special, group, index = ins.integers
+        notes.append(f"{heads}/{kv_heads} heads of {head_dim}, cache {group}.{index}")
+        name = "rotary" if ins.opcode is Opcode.QKV_ROPE_CACHE else "window"
+        notes += [f"{name} {special}"] if special else []
+        if ins.opcode is Opcode.QKV_ROPE_CACHE and ins.operands[2] is not None:
+            notes.append("qk-norm")
+        if ins.opcode is Opcode.PAGED_ATTENTION:
+            notes.append(f"scale {ins.floats[0]:.4g}")
+            notes += [f"softcap {ins.floats[1]:g}"] if ins.floats[1] else []
+    if ins.opcode in (Opcode.ACT, Opcode.ACT_MUL):
+        notes.append(ActivationCode(ins.integers[0]).name.lower())
+    if ins.opcode in (Opcode.SCALE, Opcode.SOFTCAP):
+        notes.append(f"{ins.floats[0]:g}")
+    if ins.opcode is Opcode.LINEAR and ins.operands[1] is not None:
+        notes.append("bias")
+    if ins.opcode is Opcode.EMBED:
+        notes.append("of positions" if ins.integers[1] else "of token ids")
+    if ins.fused:
+        notes.append("fused from " + " + ".join(opcode.name for opcode in ins.fused))
+    return "; ".join(notes)
+
+
+def _operand_bytes(ins: Instruction) -> int:
+    """Bytes of weights, gains and biases; rope tables are read a row a token and don't count."""
+    if ins.opcode is Opcode.QKV_ROPE_CACHE:
+        return 0
+    total = 0
+    for operand in ins.operands:
+        if isinstance(operand, PackedWeight):
+            total += sum(s.data.nbytes for s in operand.segments if isinstance(s.data, np.ndarray))
+        elif operand is not None:
+            total += operand.size * _FLOAT
+    return total

@@ -1,0 +1,241 @@
+"""Records one forward pass as a list of instructions: what a graph capture is to a GPU.
+
+Every shape, type, alignment and size is checked here, once; the interpreter trusts the instructions.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from octavo.errors import InternalError
+from octavo.kernels.cpu.allocate import is_aligned
+from octavo.kernels.cpu.cache import NativeCache
+from octavo.kernels.cpu.instruction import Axis, Buffer, Ids, Instruction, Vector
+from octavo.kernels.cpu.library import NativeLibrary
+from octavo.kernels.cpu.structs import ActivationCode, Opcode, format_code
+from octavo.ops.interface import LayerCache, RopeTable
+from octavo.ops.weight import PackedWeight
+from octavo.spec.decoder import Activation as ActivationKind
+from octavo.spec.decoder import AttentionSpec
+
+
+class ProgramRecorder:
+    """Ops[Buffer, ndarray, Ids]: calling it writes the program instead of computing.
+
+    Args:
+        library: whose packed layouts the weights are checked against.
+        cache: what attention reads and writes; None when the program has none.
+        max_len: longest context; rope and position tables must reach it.
+
+    Every op raises InternalError when its arguments do not fit together.
+    """
+
+    def __init__(self, library: NativeLibrary, cache: NativeCache | None = None, max_len: int = 0) -> None:
+        self.instructions: list[Instruction] = []
+        self._library = library
+        self._cache = cache
+        self._max_len = max_len
+        self._buffers = 0
+
+    def input(self, width: int, axis: Axis = Axis.TOKENS) -> Buffer:
+        """A buffer that is filled before the program runs."""
+        self._buffers += 1
+        return Buffer(self._buffers - 1, width, axis)
+
+    # --- matrices ---
+
+    def embed(self, ids: Ids, table: PackedWeight) -> Buffer:
+        rows, width = table.shape
+        _require(ids is not Ids.SAMPLED_ROWS, "embed looks up token ids or positions")
+        if ids is Ids.POSITIONS:
+            _require(rows >= self._max_len, f"a position table of {rows} rows cannot serve {self._max_len} positions")
+        self._check_matrix(table)
+        return self._emit(
+            Instruction(Opcode.EMBED, Axis.TOKENS, width, integers=(len(table.segments), ids.value), operands=(table,))
+        )
+
+    def linear(self, x: Buffer, weight: PackedWeight, bias: Vector | None = None) -> Buffer:
+        width, depth = weight.shape
+        _require(depth == x.width, f"a weight of {depth} inputs is applied to an activation {x.width} wide")
+        self._check_matrix(weight)
+        _check_vector(bias, width, "bias")
+        integers = (len(weight.segments),)
+        return self._emit(
+            Instruction(Opcode.LINEAR, x.axis, width, x, depth=depth, integers=integers, operands=(weight, bias))
+        )
+
+    # --- norms and elementwise ---
+
+    def rms_norm(self, x: Buffer, weight: Vector | None, eps: float) -> Buffer:
+        _check_vector(weight, x.width, "gain")
+        return self._emit(Instruction(Opcode.RMS_NORM, x.axis, x.width, x, floats=(eps,), operands=(weight,)))
+
+    def layer_norm(self, x: Buffer, weight: Vector | None, bias: Vector | None, eps: float) -> Buffer:
+        _check_vector(weight, x.width, "gain")
+        _check_vector(bias, x.width, "bias")
+        return self._emit(Instruction(Opcode.LAYER_NORM, x.axis, x.width, x, floats=(eps,), operands=(weight, bias)))
+
+    def add(self, left: Buffer, right: Buffer) -> Buffer:
+        same = left.width == right.width and left.axis == right.axis
+        _require(same, f"cannot add {_shape(left)} and {_shape(right)}")
+        return self._emit(Instruction(Opcode.ADD, left.axis, left.width, left, right))
+
+    def scale(self, x: Buffer, factor: float) -> Buffer:
+        return x if factor == 1.0 else self._emit(Instruction(Opcode.SCALE, x.axis, x.width, x, floats=(factor,)))
+
+    def act(self, x: Buffer, kind: ActivationKind) -> Buffer:
+        return self._emit(Instruction(Opcode.ACT, x.axis, x.width, x, integers=(_activation(kind),)))
+
+    def act_mul(self, gate_up: Buffer, kind: ActivationKind) -> Buffer:
+        _require(gate_up.width % 2 == 0, f"gate and up are two halves; {gate_up.width} is odd")
+        return self._emit(
+            Instruction(Opcode.ACT_MUL, gate_up.axis, gate_up.width // 2, gate_up, integers=(_activation(kind),))
+        )
+
+    def softcap(self, x: Buffer, limit: float) -> Buffer:
+        _require(limit > 0.0, f"a softcap is positive, not {limit}")
+        return self._emit(Instruction(Opcode.SOFTCAP, x.axis, x.width, x, floats=(limit,)))
+
+    # --- attention ---
+
+    def qkv_rope_cache(
+        self,
+        qkv: Buffer,
+        spec: AttentionSpec,
+        cache: LayerCache,
+        positions: Ids,
+        rope: RopeTable | None,
+        q_norm: Vector | None,
+        k_norm: Vector | None,
+    ) -> Buffer:
+        width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+        _require(positions is Ids.POSITIONS, "rotation goes by positions")
+        _require(qkv.width == width, f"q, k and v are {width} wide together, not {qkv.width}")
+        self._check_attention(spec, cache)
+        self._check_rope(spec, rope)
+        for gain in (q_norm, k_norm):
+            _require(gain is None or spec.qk_norm is not None, "a gain of queries or keys without their norm")
+            _check_vector(gain, spec.head_dim, "gain of queries or keys")
+        if spec.qk_norm is not None and q_norm is None:
+            q_norm = np.ones(spec.head_dim, np.float32)  # null would mean: no norm
+        if spec.qk_norm is not None and k_norm is None:
+            k_norm = np.ones(spec.head_dim, np.float32)
+        rotary = 0 if rope is None else rope.width
+        cos, sin = (None, None) if rope is None else (_vector(rope.cos), _vector(rope.sin))
+        return self._emit(
+            Instruction(
+                Opcode.QKV_ROPE_CACHE,
+                Axis.TOKENS,
+                spec.heads * spec.head_dim,
+                qkv,
+                integers=(spec.heads, spec.kv_heads, spec.head_dim, rotary, cache.group, cache.index),
+                floats=(0.0 if spec.qk_norm is None else spec.qk_norm.eps,),
+                operands=(cos, sin, q_norm, k_norm),
+            )
+        )
+
+    def paged_attention(self, q: Buffer, spec: AttentionSpec, cache: LayerCache) -> Buffer:
+        width = spec.heads * spec.head_dim
+        _require(q.width == width, f"queries are {width} wide, not {q.width}")
+        self._check_attention(spec, cache)
+        return self._emit(
+            Instruction(
+                Opcode.PAGED_ATTENTION,
+                Axis.TOKENS,
+                width,
+                q,
+                integers=(spec.heads, spec.kv_heads, spec.head_dim, spec.window or 0, cache.group, cache.index),
+                floats=(spec.scale, spec.softcap or 0.0),
+            )
+        )
+
+    # --- rows ---
+
+    def select_rows(self, x: Buffer, rows: Ids) -> Buffer:
+        _require(rows is Ids.SAMPLED_ROWS, "only the sampled rows can be selected")
+        _require(x.axis is Axis.TOKENS, "rows were selected already")
+        return self._emit(Instruction(Opcode.SELECT_ROWS, Axis.ROWS, x.width, x))
+
+    def all_reduce(self, x: Buffer) -> Buffer:
+        return x
+
+    def process_logits(self, logits: Buffer) -> Buffer:
+        _require(logits.axis is Axis.ROWS, "logits belong to sampled rows")
+        return self._emit(Instruction(Opcode.PROCESS_LOGITS, logits.axis, logits.width, logits))
+
+    def sample(self, logits: Buffer, raw: Buffer) -> None:
+        _require(logits.axis is Axis.ROWS and raw.axis is Axis.ROWS, "logits belong to sampled rows")
+        _require(logits.width == raw.width, f"logits {_shape(logits)} and raw logits {_shape(raw)} differ")
+        self.instructions.append(Instruction(Opcode.SAMPLE, Axis.ROWS, logits.width, logits, raw))
+
+    # --- checks ---
+
+    def _emit(self, instruction: Instruction) -> Buffer:
+        """Append an instruction, which gets a new output."""
+        for buffer in instruction.reads:
+            _require(buffer.index < self._buffers, "an activation of another recording")
+        out = self.input(instruction.width, instruction.axis)
+        self.instructions.append(replace(instruction, out=out))
+        return out
+
+    def _check_matrix(self, weight: PackedWeight) -> None:
+        rows, cols = weight.shape
+        held = sum(segment.rows for segment in weight.segments)
+        _require(held == rows, f"segments hold {held} rows of a weight of {rows}")
+        for segment in weight.segments:
+            code = format_code(segment.format)
+            _require(code is not None, f"format {segment.format!r} has no native kernel")
+            assert code is not None
+            data = segment.data
+            _require(isinstance(data, np.ndarray) and data.dtype == np.uint8, "a native segment's data is bytes")
+            assert isinstance(data, np.ndarray)
+            size = self._library.packed_bytes(code, segment.rows, cols)
+            whole = data.nbytes == size and data.flags.c_contiguous and is_aligned(data)
+            _require(whole, f"a segment {segment.rows} x {cols} of {segment.format} is {size} aligned bytes")
+
+    def _check_attention(self, spec: AttentionSpec, at: LayerCache) -> None:
+        cache = self._cache
+        _require(cache is not None, "attention needs a cache")
+        assert cache is not None
+        _require(spec.heads % spec.kv_heads == 0, f"{spec.heads} heads do not share {spec.kv_heads} key heads evenly")
+        _require(0 <= at.group < cache.groups, f"cache group {at.group} of {cache.groups}")
+        layer = self._library.cache_layer_bytes(cache.format, spec.kv_heads, spec.head_dim, cache.block_size)
+        fits = layer > 0 and (at.index + 1) * layer <= cache.page_bytes
+        _require(fits, f"layer {at.index} of {layer} bytes does not fit a page of {cache.page_bytes}")
+
+    def _check_rope(self, spec: AttentionSpec, rope: RopeTable | None) -> None:
+        _require((rope is None) == (spec.rope is None), "a rope table is given exactly when the spec has a rope")
+        if rope is None:
+            return
+        fits = 0 < rope.width <= spec.head_dim and rope.width % 2 == 0
+        _require(fits, f"cannot rotate {rope.width} of {spec.head_dim} elements")
+        for table in (_vector(rope.cos), _vector(rope.sin)):
+            shaped = table.ndim == 2 and table.shape[1] == rope.width // 2 and table.shape[0] >= self._max_len
+            _require(shaped, f"a rope table is [>= {self._max_len}, {rope.width // 2}], not {table.shape}")
+            _require(table.dtype == np.float32 and table.flags.c_contiguous, "a rope table is contiguous float32")
+
+
+def _activation(kind: ActivationKind) -> ActivationCode:
+    return ActivationCode[kind.upper()]
+
+
+def _vector(values: object) -> Vector:
+    _require(isinstance(values, np.ndarray), f"a native vector is an ndarray, not {type(values).__name__}")
+    assert isinstance(values, np.ndarray)
+    return values
+
+
+def _check_vector(values: Vector | None, width: int, name: str) -> None:
+    if values is None:
+        return
+    _require(_vector(values).shape == (width,), f"a {name} of {width} elements is needed, not {values.shape}")
+    _require(values.dtype == np.float32 and values.flags.c_contiguous, f"a {name} must be contiguous float32")
+
+
+def _shape(buffer: Buffer) -> str:
+    return f"[{buffer.axis.name.lower()}, {buffer.width}]"
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise InternalError(f"cannot record this op: {message}")
