@@ -1,0 +1,61 @@
+"""Octavo: LLM inference and serving. `from octavo import LLM, SamplingParams` works as with vLLM.
+
+Names are loaded when they are first used, so that `import octavo` and the command line stay quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.config.engine import EngineConfig
+    from octavo.engine.async_llm import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine
+    from octavo.engine.llm import LLM
+    from octavo.engine.llm_engine import EngineArgs, LLMEngine
+    from octavo.engine.outputs_api import CompletionOutput, RequestOutput
+    from octavo.engine.prompts import TextPrompt, TokensPrompt
+    from octavo.flow.sampling_params import RequestOutputKind, SamplingParams
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "LLM": "octavo.engine.llm",
+    "SamplingParams": "octavo.flow.sampling_params",
+    "RequestOutputKind": "octavo.flow.sampling_params",
+    "RequestOutput": "octavo.engine.outputs_api",
+    "CompletionOutput": "octavo.engine.outputs_api",
+    "TextPrompt": "octavo.engine.prompts",
+    "TokensPrompt": "octavo.engine.prompts",
+    "EngineConfig": "octavo.config.engine",
+    "EngineArgs": "octavo.engine.llm_engine",
+    "LLMEngine": "octavo.engine.llm_engine",
+    "AsyncLLM": "octavo.engine.async_llm",
+    "AsyncLLMEngine": "octavo.engine.async_llm",
+    "AsyncEngineArgs": "octavo.engine.async_llm",
+}
+
+__all__ = [
+    "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
+    "CompletionOutput",
+    "EngineArgs",
+    "EngineConfig",
+    "LLMEngine",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'octavo' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
