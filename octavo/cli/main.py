@@ -1,0 +1,95 @@
+"""The command `octavo`: finds the subcommand, and turns every error into one line, a hint and an exit code.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+"""
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+# Name, module, and what it is for. A module is loaded only when its command runs.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("octavo.cli.serve", "answer over HTTP with an OpenAI-compatible API"),
+    "chat": ("octavo.cli.chat", "talk to a model in the terminal"),
+    "generate": ("octavo.cli.generate", "continue one prompt, from an argument or standard input"),
+    "bench": ("octavo.cli.bench", "measure throughput and latency, here or of a running server"),
+    "inspect": ("octavo.cli.inspect", "show what a model is and what Octavo would do with it, and why"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `octavo`; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_overview())
+        return 0
+    if words[0] in ("-V", "--version", "version"):
+        from octavo import __version__
+
+        print(f"octavo {__version__}")
+        return 0
+    if words[0] not in COMMANDS:
+        near = difflib.get_close_matches(words[0], COMMANDS, n=1)
+        return fail(f"no command '{words[0]}'", f"did you mean '{near[0]}'?" if near else "octavo --help lists them", 2)
+    run: Callable[[Sequence[str]], int] = import_module(COMMANDS[words[0]][0]).run
+    return guarded(lambda: run(words[1:]))
+
+
+def guarded(run: Callable[[], int]) -> int:
+    """Call `run`; what it raises on purpose becomes one line and an exit code, never a traceback."""
+    from octavo.errors import ConfigError, InternalError, OctavoError, UnsupportedError
+
+    try:
+        return run()
+    except (ConfigError, UnsupportedError) as error:
+        return fail(str(error), "--help lists every option", 2)
+    except InternalError as error:
+        return fail(f"a bug in Octavo: {error}", "please report it, with the command", 1)
+    except OctavoError as error:
+        return fail(str(error), None, 1)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of a pipe went away: nobody is left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (MemoryError, OSError) as error:
+        return fail(f"{type(error).__name__}: {error}", None, 1)
+
+
+def fail(message: str, hint: str | None, code: int) -> int:
+    """Print an error in one line, further lines indented, and return `code`."""
+    first, *rest = message.strip().splitlines() or ["unknown error"]
+    print(f"error: {first}", file=sys.stderr)
+    for line in rest:
+        print(f"  {line}", file=sys.stderr)
+    if hint:
+        print(f"  hint: {hint}", file=sys.stderr)
+    return code
+
+
+def _overview() -> str:
+    lines = [f"  octavo {name:9} {purpose}" for name, (_, purpose) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "Octavo: LLM inference and serving, small and quick to start.",
+            "",
+            "commands",
+            *lines,
+            "",
+            "  octavo COMMAND --help   every option of a command",
+            "  octavo --version",
+            "",
+            "examples",
+            "  octavo serve                              the demo model on http://127.0.0.1:8000",
+            "  octavo serve Qwen/Qwen3-0.6B --port 9000  a model of the hub",
+            "  octavo chat ./model.gguf                  a file",
+            "  echo 'Once upon a time' | octavo generate --max-tokens 40",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+"""`python -m octavo.entrypoints.openai.api_server --model ...`: `octavo serve` under the name that vLLM's users know."""
+
+import sys
+
+from octavo.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main(["serve", *sys.argv[1:]]))
