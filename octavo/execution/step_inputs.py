@@ -118,14 +118,10 @@ def rules_of(inputs: StepInputs, row: int) -> RowRules:
         return RowRules(only, history[:0], history[:0], 0)
     length = int(inputs.table.lengths[planned.slot])
     banned = occupant.arrival.stop_ids if planned.suppress_stop else ()
-    return RowRules(
-        occupant.sampling, history[:prompt_len], history[prompt_len:length], planned.output_index, banned
-    )
+    return RowRules(occupant.sampling, history[:prompt_len], history[prompt_len:length], planned.output_index, banned)
 
 
-def _sampling_of(
-    rows: tuple[PlannedRow, ...], drawing: Integers, slots: Integers, table: SlotTable
-) -> Records:
+def _sampling_of(rows: tuple[PlannedRow, ...], drawing: Integers, slots: Integers, table: SlotTable) -> Records:
     """Sampling records of the drawing rows, with what changes by step filled in."""
     sampling = table.sampling[slots]
     count = len(rows)

@@ -7,10 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.kernels.cpu.allocate import is_aligned
-from octavo.kernels.cpu.structs import Format, OctavoCache
+from octavo.kernels.cpu.structs import CACHE_FORMAT_OF_DTYPE, Format, OctavoCache
 from octavo.ops.weight import Bytes
-
-CACHE_FORMATS = (Format.F32, Format.F16, Format.BF16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,10 @@ class NativeCache:
     tables: NDArray[np.int32]
 
     def __post_init__(self) -> None:
-        _require(self.format in CACHE_FORMATS, f"keys and values cannot be kept as {self.format.name.lower()}")
+        _require(
+            self.format in CACHE_FORMAT_OF_DTYPE.values(),
+            f"keys and values cannot be kept as {self.format.name.lower()}",
+        )
         _require(self.block_size > 0 and self.page_bytes > 0, "block and page sizes must be positive")
         _require(self.page_bytes % 64 == 0, f"pages must be a multiple of 64 bytes, not {self.page_bytes}")
         _require(self.pool.nbytes % self.page_bytes == 0, "the pool must hold whole pages")

@@ -115,9 +115,9 @@ def _header(directory: Path) -> Path:
     Raises:
         ConfigError: it is not there.
     """
-    for path in (directory / "include" / "octavo" / "abi.h", directory / "octavo" / "abi.h", directory / "abi.h"):
-        if path.is_file():
-            return path
+    path = directory / "include" / "octavo" / "abi.h"
+    if path.is_file():
+        return path
     raise ConfigError(f"abi.h is missing in {directory}; {_HINT}")
 
 

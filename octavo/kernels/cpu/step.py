@@ -9,6 +9,8 @@ from octavo.kernels.cpu.structs import OctavoStep
 
 Integers = NDArray[np.int32]
 
+_WORD = 4  # bytes of an int32 or a float32
+
 
 class NativeStep:
     """Owns the result arrays of up to `max_rows` rows and points at the step's input arrays.
@@ -23,13 +25,9 @@ class NativeStep:
         self.invalid: Integers = np.zeros(max_rows, np.int32)
         self.top_ids: Integers = np.zeros((max_rows, 1), np.int32)
         self.top_logprobs: NDArray[np.float32] = np.zeros((max_rows, 1), np.float32)
-        self.struct = OctavoStep(
-            out_tokens=self.tokens.ctypes.data,
-            out_logprobs=self.logprobs.ctypes.data,
-            out_ranks=self.ranks.ctypes.data,
-            out_invalid=self.invalid.ctypes.data,
-        )
-        self.set_top(0)
+        self.struct = OctavoStep()
+        self._results = tuple(a.ctypes.data for a in (self.tokens, self.logprobs, self.ranks, self.invalid))
+        self._tops = (self.top_ids.ctypes.data, self.top_logprobs.ctypes.data)
         self._kept: tuple[object, ...] = ()
         self._kept_rows: tuple[object, ...] = ()
 
@@ -54,20 +52,28 @@ class NativeStep:
         struct.query_starts = query_starts.ctypes.data
         struct.slots = slots.ctypes.data
 
-    def set_rows(self, sampled_rows: Integers, sampling: NDArray[np.void]) -> None:
-        """The sampled rows and their OctavoSampling records; at most `max_rows`."""
-        assert len(sampled_rows) <= self.max_rows, "more sampled rows than there is room for"
-        self._kept_rows = (sampled_rows, sampling)
-        self.struct.rows = len(sampled_rows)
-        self.struct.sampled_rows = sampled_rows.ctypes.data
-        self.struct.sampling = sampling.ctypes.data
-
     def set_top(self, count: int) -> None:
         """Room for the `count` likeliest tokens of each row; at least one, so that no array is empty."""
         width = max(count, 1)
         if self.top_ids.shape[1] < width:
             self.top_ids = np.zeros((self.max_rows, width), np.int32)
             self.top_logprobs = np.zeros((self.max_rows, width), np.float32)
-        self.struct.top_stride = self.top_ids.shape[1]
-        self.struct.top_ids = self.top_ids.ctypes.data
-        self.struct.top_logprobs = self.top_logprobs.ctypes.data
+            self._tops = (self.top_ids.ctypes.data, self.top_logprobs.ctypes.data)
+
+    def set_rows(self, sampled_rows: Integers, sampling: NDArray[np.void], first: int = 0) -> None:
+        """The sampled rows and their OctavoSampling records; results go to the arrays from row `first` on."""
+        assert first + len(sampled_rows) <= self.max_rows, "more sampled rows than there is room for"
+        self._kept_rows = (sampled_rows, sampling)
+        struct = self.struct
+        struct.rows = len(sampled_rows)
+        struct.sampled_rows = sampled_rows.ctypes.data
+        struct.sampling = sampling.ctypes.data
+        offset = _WORD * first
+        tokens, logprobs, ranks, invalid = self._results
+        struct.out_tokens = tokens + offset
+        struct.out_logprobs = logprobs + offset
+        struct.out_ranks = ranks + offset
+        struct.out_invalid = invalid + offset
+        struct.top_stride = self.top_ids.shape[1]
+        struct.top_ids = self._tops[0] + offset * struct.top_stride
+        struct.top_logprobs = self._tops[1] + offset * struct.top_stride

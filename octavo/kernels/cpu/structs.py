@@ -184,3 +184,7 @@ SAMPLING_RECORD = cast("np.dtype[np.void]", np.dtype(OctavoSampling))
 def format_code(name: str) -> Format | None:
     """The format named `name` ("bf16", "q4_k", ...), None when there is none."""
     return Format.__members__.get(name.upper())
+
+
+# How keys and values may be kept, by the configuration's names.
+CACHE_FORMAT_OF_DTYPE = {"float32": Format.F32, "float16": Format.F16, "bfloat16": Format.BF16}

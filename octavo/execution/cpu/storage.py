@@ -1,0 +1,37 @@
+"""The memory behind the KV cache's blocks: one pool of pages, which takes memory only as blocks are used."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.errors import ConfigError
+from octavo.kernels.cpu.allocate import mapped_bytes
+from octavo.kernels.cpu.cache import NativeCache
+from octavo.kernels.cpu.structs import CACHE_FORMAT_OF_DTYPE
+
+
+class CpuStorage:
+    """`blocks` pages of `page_bytes`. Mutable; the runner owns it.
+
+    Raises:
+        ConfigError: the address space does not hold so many.
+    """
+
+    def __init__(self, blocks: int, page_bytes: int) -> None:
+        self.page_bytes = page_bytes
+        try:
+            self._pool = mapped_bytes(blocks * page_bytes)
+        except (OSError, ValueError, OverflowError) as error:
+            raise ConfigError(f"a KV cache of {blocks} blocks of {page_bytes} bytes cannot be had: {error}") from error
+        self._pages = self._pool.reshape(blocks, page_bytes)
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy one page's contents."""
+        self._pages[target] = self._pages[source]
+
+    def cache(self, dtype: str, block_size: int, tables: NDArray[np.int32]) -> NativeCache:
+        """The pool with its block tables [groups, slots, max_blocks], as native code takes it.
+
+        Args:
+            dtype: of keys and values: "float32", "float16" or "bfloat16".
+        """
+        return NativeCache(CACHE_FORMAT_OF_DTYPE[dtype], block_size, self.page_bytes, self._pool, tables)

@@ -1,0 +1,75 @@
+"""Carries out step plans on one device: takes over what changed, runs the model, reports what was drawn."""
+
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.execution.runner import Runner, StepOutputs
+from octavo.execution.slots import SlotTable
+from octavo.execution.step_inputs import StepInputs, build_inputs
+from octavo.flow.plan import StepPlan
+from octavo.flow.result import StepResult, TokenLogprobs
+
+
+class Worker:
+    """The device side of the engine. Owns the slot table; one caller at a time."""
+
+    def __init__(self, runner: Runner, table: SlotTable) -> None:
+        self._runner = runner
+        self._table = table
+
+    def run_step(self, plan: StepPlan) -> StepResult:
+        """Releases, arrivals and copies, then the forward of the plan's rows.
+
+        Raises:
+            InternalError: the plan contradicts what the slots hold.
+        """
+        began = time.perf_counter()
+        self._table.apply(plan)
+        for copy in plan.copies:
+            self._runner.copy_block(copy.source, copy.target)
+        if not plan.rows:
+            return StepResult(plan.step, (), seconds=time.perf_counter() - began)
+        inputs = build_inputs(plan, self._table)
+        outputs = self._runner.run(inputs)
+        drawn = inputs.drawn
+        slots = inputs.slots if drawn == inputs.sequences else inputs.slots[inputs.row_sequences[:drawn]]
+        self._table.append_tokens(slots, outputs.token_ids[:drawn])
+        return StepResult(
+            step=plan.step,
+            token_ids=tuple(outputs.token_ids[:drawn].tolist()),
+            logprobs=_drawn_logprobs(inputs, outputs),
+            invalid=tuple(outputs.invalid[:drawn].astype(np.bool_).tolist()),
+            prompt_logprobs=_prompt_logprobs(inputs, outputs) if inputs.rows > drawn else (),
+            seconds=time.perf_counter() - began,
+        )
+
+
+def _drawn_logprobs(inputs: StepInputs, outputs: StepOutputs) -> tuple[TokenLogprobs | None, ...]:
+    """Of every drawing row, None where none were asked for."""
+    found: list[TokenLogprobs | None] = [None] * inputs.drawn
+    for row in np.flatnonzero(inputs.sampling["logprobs"][: inputs.drawn] >= 0).tolist():
+        found[row] = _row_logprobs(inputs, outputs, row)
+    return tuple(found)
+
+
+def _prompt_logprobs(inputs: StepInputs, outputs: StepOutputs) -> tuple[tuple[int, tuple[TokenLogprobs, ...]], ...]:
+    """By planned row: one entry for each computed position that predicts a prompt token."""
+    found: dict[int, list[TokenLogprobs]] = {}
+    for row in range(inputs.drawn, inputs.rows):
+        found.setdefault(int(inputs.row_sequences[row]), []).append(_row_logprobs(inputs, outputs, row))
+    return tuple((sequence, tuple(entries)) for sequence, entries in found.items())
+
+
+def _row_logprobs(inputs: StepInputs, outputs: StepOutputs, row: int) -> TokenLogprobs:
+    """The drawn token's log-probability, then the likeliest tokens'."""
+    token, rank = int(outputs.token_ids[row]), int(outputs.ranks[row])
+    whole = outputs.whole.get(row)
+    if whole is not None:
+        order: NDArray[np.int64] = np.argsort(-whole, kind="stable")  # ties to the smaller id
+        ids, values = order.tolist(), whole[order].tolist()
+    else:
+        count = int(inputs.sampling["logprobs"][row])
+        ids, values = outputs.top_ids[row, :count].tolist(), outputs.top_logprobs[row, :count].tolist()
+    return TokenLogprobs((token, *ids), (float(outputs.logprobs[row]), *values), rank)
