@@ -4,7 +4,7 @@ It branches on the spec alone, never on values or on the number of tokens: that 
 a graph capture trace this same method.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -67,7 +67,7 @@ class Decoder(Generic[V]):
     Args:
         spec: the architecture.
         weights: packed by the backend whose ops will run it.
-        caches: of each layer, where each of its cache needs lives, in the order of the needs.
+        caches: where each layer's keys and values live (`cache.group.layer_caches`).
         ropes: the cos/sin table of every RopeSpec that occurs.
     """
 
@@ -75,7 +75,7 @@ class Decoder(Generic[V]):
         self,
         spec: DecoderSpec,
         weights: DecoderWeights[V],
-        caches: Sequence[Sequence[LayerCache]],
+        caches: Mapping[int, LayerCache],
         ropes: Mapping[RopeSpec, RopeTable],
     ) -> None:
         self.spec = spec
@@ -154,7 +154,7 @@ class Decoder(Generic[V]):
         if isinstance(spec.body, AttentionSpec):
             assert isinstance(weights.body, AttentionWeights)
             rope = None if spec.body.rope is None else self._ropes[spec.body.rope]
-            y = attention(ops, spec.body, weights.body, h, step.positions, self._caches[layer][0], rope)
+            y = attention(ops, spec.body, weights.body, h, step.positions, self._caches[layer], rope)
         else:
             assert isinstance(weights.body, MlpWeights)
             y = mlp(ops, spec.body, weights.body, h)

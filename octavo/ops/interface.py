@@ -15,8 +15,9 @@ from octavo.spec.decoder import Activation as ActivationKind
 from octavo.spec.decoder import AttentionSpec
 
 A = TypeVar("A")
-V = TypeVar("V")
-I = TypeVar("I")  # noqa: E741  integers
+V = TypeVar("V", contravariant=True)
+I = TypeVar("I", contravariant=True)  # noqa: E741  integers
+Handle = TypeVar("Handle", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,23 @@ class RopeTable:
     sin: object
 
 
-class StepHandles(Protocol[I]):
+class StepHandles(Protocol[Handle]):
     """What a forward sees of a step. Handles, not values: a forward never looks inside."""
 
-    token_ids: I  # [T]
-    positions: I  # [T] (one axis; a multi-axis model gets [axes, T])
-    sampled_rows: I  # [R] indices into T
+    @property
+    def token_ids(self) -> Handle:
+        """[T]."""
+        ...
+
+    @property
+    def positions(self) -> Handle:
+        """[T] (one axis; a multi-axis model gets [axes, T])."""
+        ...
+
+    @property
+    def sampled_rows(self) -> Handle:
+        """[R], indices into T."""
+        ...
 
 
 class Ops(Protocol[A, V, I]):
