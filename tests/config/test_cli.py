@@ -1,0 +1,99 @@
+"""Flags: generated from the options, forgiving in spelling, strict in meaning."""
+
+from pathlib import Path
+
+import pytest
+
+from octavo.config.cli import Parser, add_config_flags, config_from, read_config_file
+from octavo.config.compatibility import FOREIGN, split_foreign
+from octavo.config.engine import EngineConfig, option_names
+from octavo.errors import ConfigError, UnsupportedError
+
+
+def parse(*words: str) -> tuple[EngineConfig, list[str]]:
+    parser = Parser("octavo test")
+    add_config_flags(parser)
+    return config_from(parser.parse_args(words))
+
+
+def test_every_option_has_a_flag() -> None:
+    parser = Parser("octavo test")
+    add_config_flags(parser)
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    assert {f"--{name.replace('_', '-')}" for name in option_names()} <= flags
+    assert parser.format_help()
+
+
+def test_dashes_underscores_and_equals() -> None:
+    for words in (["--max-model-len", "4K"], ["--max_model_len", "4K"], ["--max_model_len=4K"]):
+        assert parse(*words)[0].model.max_model_len == 4096
+
+
+def test_an_underscore_in_a_value_stays() -> None:
+    assert parse("--model=my_model")[0].model.model == "my_model"
+    assert parse("--api-key", "a_b")[0].serving.api_key == "a_b"
+
+
+def test_switches_go_both_ways() -> None:
+    assert not parse("--no-enable-prefix-caching")[0].cache.enable_prefix_caching
+    assert parse("--disable-log-stats")[0].telemetry.disable_log_stats
+
+
+def test_lists_and_short_flags() -> None:
+    config = parse("-tp", "1", "--served-model-name", "a", "b")[0]
+    assert config.serving.served_model_name == ("a", "b")
+
+
+def test_an_unknown_flag_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parse("--max-modl-len", "3")
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: unknown flag --max-modl-len")
+    assert "did you mean --max-model-len?" in error
+    assert "Traceback" not in error
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "octavo.yaml"
+    path.write_text("model: from-file\nmax-num-seqs: 7\nenable_prefix_caching: false\nserved-model-name: [x, y]\n")
+    config = parse("--config", str(path), "--model", "from-flag")[0]
+    assert config.model.model == "from-flag"
+    assert config.scheduling.max_num_seqs == 7
+    assert not config.cache.enable_prefix_caching
+    assert config.serving.served_model_name == ("x", "y")
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [\n", "just text"])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "octavo.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="octavo.yaml"):
+        read_config_file(path)
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(ConfigError, match="nowhere.yaml"):
+        read_config_file(Path("nowhere.yaml"))
+
+
+def test_vllm_options_are_answered() -> None:
+    own, notes = split_foreign({"model": "m", "swap_space": 4, "enable_lora": False, "load_format": "auto"})
+    assert own == {"model": "m"}
+    assert len(notes) == 1
+    assert notes[0].startswith("swap_space")
+    with pytest.raises(UnsupportedError, match="enable_lora"):
+        split_foreign({"enable_lora": True})
+    with pytest.raises(UnsupportedError, match="load_format"):
+        split_foreign({"load_format": "tensorizer"})
+
+
+def test_vllm_flags_are_answered() -> None:
+    assert parse("--swap-space", "4")[1]
+    assert parse("--async-scheduling")[1] == []
+    with pytest.raises(UnsupportedError, match="tool"):
+        parse("--tool-call-parser", "hermes")
+
+
+def test_own_and_foreign_names_never_meet() -> None:
+    assert not set(FOREIGN) & set(option_names())

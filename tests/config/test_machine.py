@@ -1,0 +1,108 @@
+"""What Octavo believes of a machine, from files as Linux writes them, and what it makes of the environment."""
+
+from pathlib import Path
+
+import pytest
+
+from octavo.config.environment import read_environment
+from octavo.config.machine import read_machine, supported_isas
+from octavo.errors import ConfigError
+
+GIB = 1 << 30
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+MEMINFO = f"MemTotal: {16 * GIB // 1024} kB\nMemAvailable: {10 * GIB // 1024} kB\n"
+
+
+def test_best_build_first() -> None:
+    avx2 = {"avx2", "fma", "f16c"}
+    wide = avx2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"}
+    assert supported_isas("x86_64", wide) == ("avx512", "avx2", "scalar")
+    assert supported_isas("x86_64", wide - {"avx512_bf16"}) == ("avx2", "scalar")
+    assert supported_isas("x86_64", set()) == ("scalar",)
+    assert supported_isas("aarch64", set()) == ("neon", "scalar")
+
+
+def test_without_limits(tmp_path: Path) -> None:
+    machine = read_machine(write(tmp_path, {"proc/meminfo": MEMINFO}))
+    assert machine.memory_total == 16 * GIB
+    assert machine.memory_available == 10 * GIB
+    assert machine.cpu_quota is None
+    assert machine.cores == machine.cpus
+
+
+def test_limits_of_a_container_v2(tmp_path: Path) -> None:
+    machine = read_machine(
+        write(
+            tmp_path,
+            {
+                "proc/meminfo": MEMINFO,
+                "proc/self/cgroup": "0::/pod/box\n",
+                "sys/fs/cgroup/pod/cpu.max": "150000 100000\n",
+                "sys/fs/cgroup/pod/box/cpu.max": "max 100000\n",
+                "sys/fs/cgroup/pod/box/memory.max": f"{4 * GIB}\n",
+                "sys/fs/cgroup/pod/box/memory.current": f"{GIB}\n",
+            },
+        )
+    )
+    assert machine.cpu_quota == 1.5
+    assert machine.memory_total == 4 * GIB
+    assert machine.memory_available == 3 * GIB
+
+
+def test_limits_of_a_container_v1(tmp_path: Path) -> None:
+    machine = read_machine(
+        write(
+            tmp_path,
+            {
+                "proc/meminfo": MEMINFO,
+                "proc/self/cgroup": "4:memory:/box\n2:cpu,cpuacct:/box\n",
+                "sys/fs/cgroup/cpu/box/cpu.cfs_quota_us": "200000\n",
+                "sys/fs/cgroup/cpu/box/cpu.cfs_period_us": "100000\n",
+                "sys/fs/cgroup/memory/box/memory.limit_in_bytes": f"{2 * GIB}\n",
+                "sys/fs/cgroup/memory/box/memory.usage_in_bytes": f"{GIB // 2}\n",
+            },
+        )
+    )
+    assert machine.memory_total == 2 * GIB
+    assert machine.memory_available == 3 * GIB // 2
+
+
+def test_threads_of_one_core_count_once(tmp_path: Path) -> None:
+    everywhere = {f"sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list": "0-511\n" for n in range(512)}
+    machine = read_machine(write(tmp_path, everywhere))
+    assert len(machine.cores) == 1
+
+
+def test_this_machine_can_be_read() -> None:
+    machine = read_machine()
+    assert machine.cpus
+    assert set(machine.cores) <= set(machine.cpus)
+    assert 0 < machine.memory_available <= machine.memory_total
+    assert machine.isas[-1] == "scalar"
+
+
+def test_environment() -> None:
+    found = read_environment(
+        {"OCTAVO_CACHE_DIR": "/tmp/c", "OCTAVO_THREADS": "3", "OCTAVO_LOG_LEVEL": "DEBUG", "VLLM_API_KEY": "k"}
+    )
+    assert (found.cache_dir, found.threads, found.log_level, found.api_key) == (Path("/tmp/c"), 3, "debug", "k")
+    assert read_environment({"HOME": "/h"}).cache_dir == Path("/h/.cache/octavo")
+    assert read_environment({"HOME": "/h", "XDG_CACHE_HOME": "/x"}).cache_dir == Path("/x/octavo")
+    assert read_environment({"OCTAVO_API_KEY": "own", "VLLM_API_KEY": "other"}).api_key == "own"
+
+
+@pytest.mark.parametrize(
+    "variables", [{"OCTAVO_THREADS": "many"}, {"OCTAVO_THREADS": "0"}, {"OCTAVO_ISA": "mmx"}, {"OCTAVO_LOG_LEVEL": "loud"}]
+)
+def test_wrong_variables_are_named(variables: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(variables))):
+        read_environment(variables)

@@ -1,0 +1,119 @@
+"""Automatic choices: right for the machine and the model, each with a reason; contradictions are refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from octavo.config.engine import EngineConfig
+from octavo.config.environment import Environment
+from octavo.config.machine import Machine
+from octavo.config.resolve import ModelFacts, ResolvedConfig, ResolvedModel, resolve_cache, resolve_model
+from octavo.errors import ConfigError, UnsupportedError
+
+GIB = 1 << 30
+MACHINE = Machine("x86_64", "test", ("avx2", "scalar"), (0, 1, 2, 3), (0, 1), None, 16 * GIB, 8 * GIB)
+FACTS = ModelFacts("model", max_positions=2048, vocab=32000, dtype="bfloat16", file_bytes=GIB)
+ENVIRONMENT = Environment(Path("/cache"))
+PAGE = 1 << 20
+
+
+def resolve(machine: Machine = MACHINE, facts: ModelFacts = FACTS, **options: object) -> ResolvedModel:
+    return resolve_model(EngineConfig.from_options(**options), facts, machine, ENVIRONMENT, ("avx2", "scalar"))
+
+
+def test_every_choice_has_a_value_and_a_reason() -> None:
+    model = resolve()
+    cache = resolve_cache(EngineConfig(), model, PAGE, 128, 8 * GIB)
+    for name, choice in ResolvedConfig(model, cache).choices():
+        assert choice.reason, name
+        assert choice.value != "auto", name
+        assert choice.value is not None, name
+
+
+def test_threads_follow_cores_then_quota_then_wishes() -> None:
+    assert resolve().threads.value == 2
+    assert resolve(replace(MACHINE, cpu_quota=1.5)).threads.value == 1
+    assert resolve(replace(MACHINE, cpu_quota=0.2)).threads.value == 1
+    assert resolve(threads=4).threads.value == 4
+    config = EngineConfig()
+    assert resolve_model(config, FACTS, MACHINE, replace(ENVIRONMENT, threads=3), ("scalar",)).threads.value == 3
+
+
+def test_instruction_set() -> None:
+    assert resolve().isa.value == "avx2"
+    assert resolve(isa="scalar").isa.value == "scalar"
+    assert resolve(backend="torch").backend.value == "torch"
+    with pytest.raises(ConfigError, match="avx512"):
+        resolve(isa="avx512")
+    with pytest.raises(ConfigError, match="native libraries"):
+        resolve_model(EngineConfig(), FACTS, MACHINE, ENVIRONMENT, ())
+
+
+def test_lengths() -> None:
+    assert resolve().max_model_len.value == 2048
+    assert resolve(max_model_len=100).max_model_len.value == 100
+    with pytest.raises(ConfigError, match="2048"):
+        resolve(max_model_len=4096)
+
+
+def test_large_vocabularies_get_fewer_sequences() -> None:
+    assert resolve().max_num_seqs.value == 64
+    tight = replace(MACHINE, memory_total=GIB)
+    assert resolve(tight, replace(FACTS, vocab=262144)).max_num_seqs.value == 25
+    assert resolve(max_num_seqs=3).max_num_seqs.value == 3
+
+
+def test_step_budget() -> None:
+    assert resolve().max_num_batched_tokens.value == 512
+    assert resolve(max_num_seqs=900).max_num_batched_tokens.value == 900
+    assert resolve(enable_chunked_prefill=False).max_num_batched_tokens.value == 2048
+    with pytest.raises(ConfigError, match="max_num_seqs"):
+        resolve(max_num_batched_tokens=8, max_num_seqs=16)
+    with pytest.raises(ConfigError, match="chunked"):
+        resolve(max_num_batched_tokens=512, enable_chunked_prefill=False)
+
+
+def test_types_follow_the_file() -> None:
+    assert resolve().dtype.value == "bfloat16"
+    assert resolve().kv_cache_dtype.value == "bfloat16"
+    assert resolve(facts=replace(FACTS, dtype="float32")).kv_cache_dtype.value == "float16"
+    assert resolve(kv_cache_dtype="float32").kv_cache_dtype.value == "float32"
+
+
+def blocks(memory: int = 8 * GIB, least: int = 128, **options: object) -> int:
+    config = EngineConfig.from_options(**options)
+    model = resolve_model(config, FACTS, MACHINE, ENVIRONMENT, ("scalar",))
+    return resolve_cache(config, model, PAGE, least, memory).num_blocks.value
+
+
+def test_cache_size() -> None:
+    assert blocks() == 4096  # 4 GiB
+    assert blocks(memory=2 * GIB) == 1024  # half of what is free
+    assert blocks(memory=2 * GIB, gpu_memory_utilization=0.25) == 512
+    assert blocks(max_num_seqs=2) == 256  # two sequences of full length
+    assert blocks(kv_cache_memory_bytes="1GiB") == 1024
+    assert blocks(num_gpu_blocks_override=130) == 130
+
+
+def test_a_cache_too_small_for_one_sequence_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--max-model-len"):
+        blocks(kv_cache_memory_bytes="64MiB")
+    with pytest.raises(ConfigError, match="kv-cache-memory-bytes"):
+        blocks(memory=GIB // 8)
+
+
+def test_what_is_missing_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="tensor_parallel_size"):
+        resolve(tensor_parallel_size=2)
+    with pytest.raises(UnsupportedError, match="trust_remote_code"):
+        resolve(trust_remote_code=True)
+
+
+def test_weight_cache() -> None:
+    assert resolve().weight_cache_dir.value == Path("/cache/weights")
+    assert resolve(weight_cache_dir="/elsewhere").weight_cache_dir.value == Path("/elsewhere")
+    off = resolve_model(
+        EngineConfig.from_options(weight_cache=False), FACTS, MACHINE, ENVIRONMENT, ("scalar",)
+    ).weight_cache_dir
+    assert off.value is None
