@@ -1,0 +1,148 @@
+"""The tokenizer that a GGUF file's metadata describes, with the ids of the original one.
+
+Reads a dict of the file's `tokenizer.ggml.*` keys: the file reader lives on a higher floor.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from tokenizers import AddedToken, decoders
+from tokenizers import Tokenizer as LibraryBackend
+from tokenizers.models import BPE
+
+from octavo.errors import CheckpointError, UnsupportedError
+from octavo.text.pieces import add_tokens, byte_level_spelling, sentencepiece_spelling
+from octavo.text.pre_tokenizers import install, pre_tokenizer
+from octavo.text.sentencepiece_model import (
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    Piece,
+    sentencepiece_backend,
+)
+from octavo.text.tokenizer import LibraryTokenizer, TokenizerFacts, frame
+
+_PREFIX = "tokenizer.ggml."
+_ROLES = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+    "sep_token": "seperator_token_id",  # the format spells it so
+}
+# Chat models end a turn with these; older files name only the end of text.
+_END_OF_TURN = frozenset(["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|end_of_turn|>"])
+
+
+def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> LibraryTokenizer:
+    """Build the tokenizer of a GGUF file.
+
+    Args:
+        metadata: the file's key-value pairs; arrays as sequences.
+
+    Raises:
+        CheckpointError: keys are missing, of the wrong type, or contradict each other.
+        UnsupportedError: a kind or a pre-tokenizer that Octavo does not have.
+    """
+    kind = metadata.get(_PREFIX + "model")
+    if kind is None:
+        raise CheckpointError("the GGUF file has no tokenizer (no tokenizer.ggml.model); name one with --tokenizer")
+    tokens = _strings(metadata, "tokens")
+    kinds = _kinds(metadata, len(tokens))
+    if kind == "gpt2":
+        return _byte_level(metadata, tokens, kinds)
+    if kind == "llama":
+        return _sentencepiece(metadata, tokens, kinds)
+    raise UnsupportedError(
+        f"GGUF tokenizer kind {kind!r} is not supported (gpt2 and llama are); name one with --tokenizer"
+    )
+
+
+def _byte_level(metadata: Mapping[str, Any], tokens: list[str], kinds: Sequence[int]) -> LibraryTokenizer:
+    rule = pre_tokenizer(str(metadata.get(_PREFIX + "pre", "default")))
+    merges: list[tuple[str, str]] = []
+    for merge in _strings(metadata, "merges"):
+        left, separator, right = merge.partition(" ")
+        if not separator or not right or " " in right:
+            raise CheckpointError(f"tokenizer.ggml.merges: {merge!r} is not a pair of tokens")
+        merges.append((left, right))
+    vocab: dict[str, int] = {}
+    for token_id, token in enumerate(tokens):
+        vocab.setdefault(token, token_id)
+    try:
+        backend = LibraryBackend(BPE(vocab=vocab, merges=merges, ignore_merges=rule.whole_words))
+    except Exception as error:  # the library raises plain Exception
+        raise CheckpointError(f"tokenizer.ggml.tokens and merges do not fit: {error}") from None
+    install(backend, rule)
+    if metadata.get(_PREFIX + "add_space_prefix", False):
+        raise UnsupportedError("byte-level GGUF tokenizers with add_space_prefix are not supported")
+    backend.decoder = decoders.ByteLevel()
+    for kind in ((CONTROL, UNKNOWN), (USER_DEFINED,)):
+        chosen = [token for token, own in zip(tokens, kinds, strict=True) if own in kind]
+        add_tokens(backend, [AddedToken(t, normalized=False, special=USER_DEFINED not in kind) for t in chosen])
+    facts = _facts(metadata, tokens, kinds)
+    _frame(backend, metadata, tokens, adds_bos=rule.adds_bos)
+    return LibraryTokenizer(backend, byte_level_spelling(), facts)
+
+
+def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], kinds: Sequence[int]) -> LibraryTokenizer:
+    scores = metadata.get(_PREFIX + "scores")
+    if scores is None or len(scores) != len(tokens):
+        raise CheckpointError("tokenizer.ggml.scores is missing or not as long as tokenizer.ggml.tokens")
+    add_space_prefix = bool(metadata.get(_PREFIX + "add_space_prefix", True))
+    pieces = list(map(Piece, tokens, map(float, scores), kinds))
+    backend = sentencepiece_backend(pieces, add_space_prefix)
+    facts = _facts(metadata, tokens, kinds)
+    _frame(backend, metadata, tokens, adds_bos=True)
+    return LibraryTokenizer(backend, sentencepiece_spelling(add_space_prefix), facts)
+
+
+def _frame(backend: LibraryBackend, metadata: Mapping[str, Any], tokens: Sequence[str], adds_bos: bool) -> None:
+    """`add_bos_token` and `add_eos_token`, or what this kind does where the file is silent."""
+    bos = _token_id(metadata, "bos_token_id", len(tokens))
+    eos = _token_id(metadata, "eos_token_id", len(tokens))
+    add_bos = bool(metadata.get(_PREFIX + "add_bos_token", adds_bos)) and bos is not None
+    add_eos = bool(metadata.get(_PREFIX + "add_eos_token", False)) and eos is not None
+    frame(
+        backend,
+        [tokens[bos]] if add_bos and bos is not None else [],
+        [tokens[eos]] if add_eos and eos is not None else [],
+    )
+
+
+def _facts(metadata: Mapping[str, Any], tokens: list[str], kinds: Sequence[int]) -> TokenizerFacts:
+    ids = {role: _token_id(metadata, key, len(tokens)) for role, key in _ROLES.items()}
+    special = {role: tokens[token_id] for role, token_id in ids.items() if token_id is not None}
+    named = [ids["eos_token"], *(_token_id(metadata, key, len(tokens)) for key in ("eot_token_id", "eom_token_id"))]
+    found = [i for i, kind in enumerate(kinds) if kind == CONTROL and tokens[i] in _END_OF_TURN]
+    eos = dict.fromkeys(token_id for token_id in (*named, *found) if token_id is not None)
+    return TokenizerFacts(tuple(eos), ids["bos_token"], special, tokens)
+
+
+def _token_id(metadata: Mapping[str, Any], key: str, count: int) -> int | None:
+    value = metadata.get(_PREFIX + key)
+    if value is None:
+        return None
+    if not isinstance(value, int) or not 0 <= value < count:
+        raise CheckpointError(f"tokenizer.ggml.{key} is {value!r}, but the vocabulary has {count} tokens")
+    return value
+
+
+def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
+    value: object = metadata.get(_PREFIX + key)
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise CheckpointError(f"tokenizer.ggml.{key} is missing or not an array")
+    strings = list(cast("Sequence[Any]", value))
+    if not all(isinstance(item, str) for item in strings):
+        raise CheckpointError(f"tokenizer.ggml.{key} holds something that is not a string")
+    return strings
+
+
+def _kinds(metadata: Mapping[str, Any], count: int) -> list[int]:
+    value: Any = metadata.get(_PREFIX + "token_type")
+    if value is None:
+        return [NORMAL] * count
+    if len(value) != count:
+        raise CheckpointError(f"tokenizer.ggml.token_type has {len(value)} entries for {count} tokens")
+    return [int(kind) for kind in value]

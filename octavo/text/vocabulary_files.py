@@ -1,0 +1,133 @@
+"""Which files of a model directory make its tokenizer, and how each kind becomes a `tokenizers` backend."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+from tokenizers import AddedToken, decoders, pre_tokenizers
+from tokenizers import Tokenizer as LibraryBackend
+from tokenizers.models import BPE
+
+from octavo.errors import CheckpointError, UnsupportedError
+from octavo.text.pieces import add_tokens
+from octavo.text.sentencepiece_model import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Piece, sentencepiece_backend
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token, in directories that name none
+_PROTO_KINDS = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER_DEFINED, 5: NORMAL, 6: BYTE}
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """`tokens`: role -> text. `contents`: every special token's text, the additional ones included."""
+
+    tokens: Mapping[str, str]
+    contents: tuple[str, ...]
+
+    @staticmethod
+    def read(settings: Mapping[str, Any]) -> "SpecialTokens":
+        """From tokenizer_config.json and special_tokens_map.json, merged."""
+        tokens = {name: text for name in _NAMED if (text := _content(settings.get(name))) is not None}
+        extra: object = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or []
+        if isinstance(extra, dict):
+            named = cast("dict[str, Any]", extra)
+            tokens.update({role: text for role, value in named.items() if (text := _content(value)) is not None})
+            extra = list(named.values())
+        listed = [_content(value) for value in cast("Sequence[Any]", extra)]
+        contents = dict.fromkeys([*tokens.values(), *(text for text in listed if text is not None)])
+        return SpecialTokens(tokens, tuple(contents))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object from a JSON file; empty when there is no such file.
+
+    Raises:
+        CheckpointError: not JSON, or not an object.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        value: object = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds no JSON object")
+    return cast("dict[str, Any]", value)
+
+
+def build_backend(directory: Path, path: Path, settings: Mapping[str, Any]) -> LibraryBackend:
+    """The vocabulary of `path` when that is a tokenizer.json, else of the best file in `directory`.
+
+    Raises:
+        CheckpointError: none there, or damaged.
+        UnsupportedError: only a kind that Octavo does not read.
+    """
+    fast = path if path.suffix == ".json" else directory / "tokenizer.json"
+    if fast.is_file():
+        return _from_tokenizer_json(fast)
+    if (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
+        return _from_vocab_and_merges(directory, settings)
+    if (directory / "tokenizer.model").is_file():
+        return _from_sentencepiece(directory / "tokenizer.model", settings)
+    others = sorted(p.name for p in directory.glob("*.tiktoken")) if directory.is_dir() else []
+    if others:
+        raise UnsupportedError(f"{directory}: {others[0]} is not supported; add a tokenizer.json to the directory")
+    raise CheckpointError(
+        f"no tokenizer in {directory}: looked for tokenizer.json, vocab.json + merges.txt, tokenizer.model"
+    )
+
+
+def _content(value: Any) -> str | None:
+    if isinstance(value, dict):
+        value = cast("dict[str, Any]", value).get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _from_tokenizer_json(path: Path) -> LibraryBackend:
+    try:
+        return LibraryBackend.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception for every fault of the file
+        raise CheckpointError(f"{path} is not a tokenizer.json that this version reads: {error}") from None
+
+
+def _from_vocab_and_merges(directory: Path, settings: Mapping[str, Any]) -> LibraryBackend:
+    """GPT-2 and OPT style: byte-level BPE as two plain files."""
+    vocab = read_json(directory / "vocab.json")
+    lines = (directory / "merges.txt").read_text(encoding="utf-8").split("\n")
+    pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    faulty = next((pair for pair in pairs if len(pair) != 2), None)
+    if faulty is not None:
+        raise CheckpointError(f"{directory / 'merges.txt'}: {' '.join(faulty)!r} is not a pair of tokens")
+    merges = [(left, right) for left, right in pairs]
+    try:
+        backend = LibraryBackend(BPE(vocab=vocab, merges=merges))
+    except Exception as error:  # as above
+        raise CheckpointError(f"{directory}: vocab.json and merges.txt do not fit: {error}") from None
+    prefix = bool(settings.get("add_prefix_space", False))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    backend.decoder = decoders.ByteLevel()
+    if _END_OF_TEXT in vocab and not SpecialTokens.read(settings).contents:
+        add_tokens(backend, [AddedToken(_END_OF_TEXT, normalized=False, special=True)])
+    return backend
+
+
+def _from_sentencepiece(path: Path, settings: Mapping[str, Any]) -> LibraryBackend:
+    """SentencePiece's own file, through its library's protobuf reader."""
+    try:
+        proto: Any = import_module("sentencepiece.sentencepiece_model_pb2").ModelProto()
+    except ImportError:
+        raise UnsupportedError(
+            f"{path} needs the packages `sentencepiece` and `protobuf`; or add a tokenizer.json to the directory"
+        ) from None
+    try:
+        proto.ParseFromString(path.read_bytes())
+    except Exception as error:  # protobuf's DecodeError, which is not importable without it
+        raise CheckpointError(f"{path} is not a SentencePiece model: {error}") from None
+    if proto.trainer_spec.model_type != 2:
+        raise UnsupportedError(f"{path}: only SentencePiece models of the BPE kind are supported; add a tokenizer.json")
+    pieces = [Piece(p.piece, p.score, _PROTO_KINDS[p.type]) for p in proto.pieces]
+    prefix = bool(settings.get("add_prefix_space", proto.normalizer_spec.add_dummy_prefix))
+    return sentencepiece_backend(pieces, add_space_prefix=prefix)
