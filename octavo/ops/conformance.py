@@ -1,0 +1,425 @@
+"""What each op is tried with on every backend, and how near to the reference it must come.
+
+A case is a function of a `Device`: it packs its own stored tensors and calls the ops of that backend, so that layouts
+never leave a backend. Its results are compared with those of the reference device.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.flow.request import Sampling
+from octavo.ops.interface import LayerCache, Ops, RopeTable, StepHandles
+from octavo.ops.reference import RowRules, Span
+from octavo.ops.weight import Packer, StoredTensor
+from octavo.spec.decoder import AttentionSpec, NormSpec, RopeSpec
+
+Array = NDArray[np.float32]
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu")
+# Of every format: elements and bytes of a block, where its float16 scales stand, and their size, so that weights have
+# about the same spread. MXFP4's scale is a power-of-two exponent: one byte, no float16.
+BLOCK_FORMATS: dict[str, tuple[int, int, tuple[int, ...], float]] = {
+    "q4_0": (32, 18, (0,), 0.02),
+    "q4_1": (32, 20, (0, 2), 0.02),
+    "q5_0": (32, 22, (0,), 0.01),
+    "q5_1": (32, 24, (0, 2), 0.01),
+    "q8_0": (32, 34, (0,), 0.001),
+    "q2_k": (256, 84, (80, 82), 0.01),
+    "q3_k": (256, 110, (108,), 0.002),
+    "q4_k": (256, 144, (0, 2), 0.0005),
+    "q5_k": (256, 176, (0, 2), 0.0003),
+    "q6_k": (256, 210, (208,), 0.0001),
+    "iq4_nl": (32, 18, (0,), 0.002),
+    "mxfp4": (32, 17, (), 0.0),
+}
+FLOAT_FORMATS = ("f32", "f16", "bf16")
+FORMATS = (*FLOAT_FORMATS, *BLOCK_FORMATS)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """The cache of a case: one layer a group, or several."""
+
+    dtype: str = "float32"
+    block_size: int = 16
+    blocks: int = 64
+    kv_heads: int = 1
+    head_dim: int = 16
+    layers: int = 1
+    tables: NDArray[np.int32] = field(default_factory=lambda: np.zeros((1, 1, 1), np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One step. Tokens belong to the spans; `rows` are the rules of the sampled rows."""
+
+    spans: tuple[Span, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    sampled_rows: tuple[int, ...] = ()
+    rows: tuple[RowRules, ...] = ()
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Of each token."""
+        return tuple(p for span in self.spans for p in range(span.start, span.start + span.count))
+
+
+@dataclass(slots=True)
+class DrawnArrays:
+    """What a device's `sample` left: tokens, the drawn tokens' log-probabilities and ranks, invalid rows; the K
+    likeliest of each row."""
+
+    tokens: NDArray[np.int32]
+    logprobs: Array
+    ranks: NDArray[np.int32]
+    invalid: NDArray[np.int32]
+    top_ids: NDArray[np.int32]  # [R, K]
+    top_logprobs: Array
+
+
+class Device(Protocol):
+    """A backend under test, with the cache of one case. Activations and vectors are its own types."""
+
+    packer: Packer
+
+    def begin(self, scene: Scene) -> tuple[Ops[Any, Any, Any], StepHandles[Any]]:
+        """Start a step; the cache keeps what earlier steps wrote."""
+        ...
+
+    def put(self, values: Array) -> Any:
+        """An activation, a vector or a rope table."""
+        ...
+
+    def get(self, activation: Any) -> Array:
+        """An activation's values."""
+        ...
+
+    def drawn(self) -> DrawnArrays:
+        """Results of the step's `sample`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`run` gives arrays: floats may differ by `tolerance` times the largest expected magnitude, integers not at all."""
+
+    op: str
+    label: str
+    run: Callable[[Device], list[NDArray[Any]]]
+    tolerance: float
+    cache: CacheShape = field(default_factory=CacheShape)
+
+    def __str__(self) -> str:
+        return f"{self.op}-{self.label}"
+
+
+def cases() -> list[Case]:
+    """Every case of every op. Data is made when a case runs, from fixed seeds."""
+    return [
+        *_norm_cases(),
+        *_elementwise_cases(),
+        *_linear_cases(),
+        *_row_cases(),
+        *_attention_cases(),
+        *_sampling_cases(),
+    ]
+
+
+def numbers(seed: int, *shape: int, scale: float = 1.0) -> Array:
+    """Normal numbers, float32."""
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
+
+
+def stored(format: str, rows: int, cols: int, seed: int) -> StoredTensor:
+    """A random matrix in any format, a name that tells which."""
+    name = f"{format}[{rows}, {cols}]"
+    rng = np.random.default_rng(seed)
+    if format in FLOAT_FORMATS:
+        values = (rng.standard_normal((rows, cols)) * 0.1).astype(np.float32)
+        return StoredTensor(name, format, (rows, cols), _float_bytes(values, format))
+    elements, size, scales, spread = BLOCK_FORMATS[format]
+    blocks = rng.integers(0, 256, (rows * cols // elements, size), dtype=np.uint8)
+    for offset in scales:
+        values = (rng.uniform(0.5, 1.5, len(blocks)) * spread).astype(np.float16)
+        blocks[:, offset : offset + 2] = values.view(np.uint8).reshape(-1, 2)
+    if format == "mxfp4":
+        blocks[:, 0] = rng.integers(119, 124, len(blocks), dtype=np.uint8)  # 2^-8 .. 2^-4
+    return StoredTensor(name, format, (rows, cols), blocks.reshape(-1))
+
+
+def _float_bytes(values: Array, format: str) -> NDArray[np.uint8]:
+    if format == "f32":
+        return values.view(np.uint8).reshape(-1)
+    if format == "f16":
+        return values.astype(np.float16).view(np.uint8).reshape(-1)
+    rounded = (values.view(np.uint32) + np.uint32(0x8000)) >> np.uint32(16)
+    return rounded.astype(np.uint16).view(np.uint8).reshape(-1)
+
+
+# --- norms and elementwise -------------------------------------------------------------------------------------------
+
+
+def _unary(op: str, label: str, x: Callable[[], Array], tolerance: float, *arguments: Any) -> Case:
+    """An op of one activation; array arguments become the device's vectors."""
+
+    def run(device: Device) -> list[NDArray[Any]]:
+        ops, _ = device.begin(Scene())
+        given = [device.put(a) if isinstance(a, np.ndarray) else a for a in arguments]
+        return [device.get(getattr(ops, op)(device.put(x()), *given))]
+
+    return Case(op, label, run, tolerance)
+
+
+def _norm_cases() -> Iterator[Case]:
+    for tokens in (1, 7, 64):
+        for width in (1, 17, 64, 576):
+            label = f"{tokens}x{width}"
+
+            def x(tokens: int = tokens, width: int = width) -> Array:
+                return numbers(tokens, tokens, width)
+
+            gain, bias = numbers(1, width), numbers(2, width)
+            yield _unary("rms_norm", label, x, 3e-6, gain, 1e-6)
+            yield _unary("layer_norm", label, x, 1e-5, gain, bias, 1e-5)
+    yield _unary("rms_norm", "no gain", lambda: numbers(3, 3, 40), 3e-6, None, 1e-6)
+    yield _unary("layer_norm", "no gain or bias", lambda: numbers(3, 3, 40), 1e-5, None, None, 1e-5)
+    yield _unary("rms_norm", "tiny", lambda: np.full((1, 64), 1e-20, np.float32), 3e-6, np.ones(64, np.float32), 1e-6)
+    yield _unary("rms_norm", "huge", lambda: numbers(4, 2, 64, scale=1e15), 3e-6, np.ones(64, np.float32), 1e-6)
+    yield _unary("layer_norm", "large mean", lambda: numbers(5, 2, 64) + np.float32(1000), 1e-3, None, None, 1e-5)
+
+
+def _elementwise_cases() -> Iterator[Case]:
+    extreme = np.array([[0.0, -0.0, 1e-30, -1e-30, 20.0, -20.0, 100.0, -100.0, 1e4, -1e4, 3e38, 0.5]], np.float32)
+    moderate = np.where(np.abs(extreme) > 1e9, 1e9, extreme).astype(np.float32)
+    for kind in ACTIVATIONS:
+        yield _unary("act", kind, lambda: numbers(6, 5, 33, scale=3.0), 3e-6, kind)
+        yield _unary("act", f"{kind} extreme", lambda: moderate, 3e-6, kind)
+        yield _unary("act", f"{kind} negative", lambda: numbers(7, 1, 64, scale=0.1) - np.float32(2.0), 1e-5, kind)
+        yield _unary("act_mul", kind, lambda: numbers(8, 3, 2 * 37, scale=2.0), 3e-6, kind)
+    yield _unary("scale", "7x19", lambda: numbers(9, 7, 19), 1e-7, 24.0)
+    yield _unary("softcap", "5x257", lambda: numbers(10, 5, 257, scale=40.0), 3e-6, 30.0)
+    yield _unary("softcap", "extreme", lambda: extreme, 3e-6, 50.0)
+    yield _unary("all_reduce", "one rank", lambda: numbers(11, 3, 5), 0.0)
+
+    def add(device: Device) -> list[NDArray[Any]]:
+        ops, _ = device.begin(Scene())
+        return [device.get(ops.add(device.put(numbers(12, 9, 51)), device.put(numbers(13, 9, 51))))]
+
+    yield Case("add", "9x51", add, 1e-7)
+
+
+# --- matrices --------------------------------------------------------------------------------------------------------
+
+
+def _linear(label: str, tokens: int, parts: Sequence[tuple[str, int, int]], bias: bool = False) -> Case:
+    """x @ stacked(parts)^T; parts are (format, rows, cols)."""
+
+    def run(device: Device) -> list[NDArray[Any]]:
+        ops, _ = device.begin(Scene())
+        weight = device.packer.matrix([stored(f, rows, cols, seed) for seed, (f, rows, cols) in enumerate(parts)])
+        x = device.put(numbers(tokens, tokens, parts[0][2]))
+        vector = device.put(numbers(99, weight.shape[0])) if bias else None
+        return [device.get(ops.linear(x, weight, vector))]
+
+    return Case("linear", label, run, 2e-5)
+
+
+def _linear_cases() -> Iterator[Case]:
+    for format in FORMATS:
+        for tokens, rows, cols in ((1, 48, 512), (5, 33, 256), (70, 16, 768)):
+            yield _linear(f"{format} {tokens}x{cols}->{rows}", tokens, [(format, rows, cols)])
+    for format in FLOAT_FORMATS:  # widths that no vector divides
+        yield _linear(f"{format} odd", 3, [(format, 19, 37)], bias=True)
+        yield _linear(f"{format} one by one", 1, [(format, 1, 1)])
+    yield _linear("bias", 4, [("q8_0", 50, 64)], bias=True)
+    yield _linear("q4_k+q4_k+q6_k", 3, [("q4_k", 32, 256), ("q4_k", 16, 256), ("q6_k", 16, 256)], bias=True)
+    yield _linear("bf16+f32+q8_0, odd rows", 6, [("bf16", 5, 64), ("f32", 17, 64), ("q8_0", 3, 64)], bias=True)
+    yield _linear("f16+q4_0 many tokens", 130, [("f16", 24, 96), ("q4_0", 40, 96)])
+
+
+def _row_cases() -> Iterator[Case]:
+    scene = Scene((Span(0, 4, 10, 0), Span(4, 3, 0, 1)), (7, 0, 49, 3, 16, 15, 48), (3, 6, 0))
+
+    def embed(parts: Sequence[tuple[str, int, int]]) -> Callable[[Device], list[NDArray[Any]]]:
+        def run(device: Device) -> list[NDArray[Any]]:
+            ops, step = device.begin(scene)
+            table = device.packer.matrix([stored(f, rows, cols, seed) for seed, (f, rows, cols) in enumerate(parts)])
+            return [device.get(ops.embed(step.token_ids, table)), device.get(ops.embed(step.positions, table))]
+
+        return run
+
+    for format in FORMATS:
+        yield Case("embed", format, embed([(format, 50, 512)]), 1e-6)
+    yield Case("embed", "two segments", embed([("q8_0", 16, 64), ("f16", 34, 64)]), 1e-6)
+    yield Case("embed", "odd width", embed([("f32", 50, 21)]), 0.0)
+
+    def select(device: Device) -> list[NDArray[Any]]:
+        ops, step = device.begin(scene)
+        return [device.get(ops.select_rows(device.put(numbers(14, 7, 33)), step.sampled_rows))]
+
+    yield Case("select_rows", "3 of 7", select, 0.0)
+
+
+# --- attention -------------------------------------------------------------------------------------------------------
+
+# Steps of a case, each (slot, start, count): prompts, chunks, decode and all of them mixed; contexts past any window.
+_STEPS = (
+    ((0, 0, 37), (2, 0, 5)),
+    ((2, 5, 3), (0, 37, 1), (1, 0, 20)),
+    ((1, 20, 1), (2, 8, 1), (0, 38, 1)),
+    ((0, 39, 70), (1, 21, 1)),
+    ((0, 109, 1), (2, 9, 64)),
+)
+
+
+def tables_for(groups: int, slots: int, max_blocks: int) -> NDArray[np.int32]:
+    """Block tables in which no block occurs twice and none follows its neighbour."""
+    order = np.random.default_rng(5).permutation(groups * slots * max_blocks)
+    return order.astype(np.int32).reshape(groups, slots, max_blocks)
+
+
+def _attention(label: str, spec: AttentionSpec, dtype: str, block_size: int = 16) -> Case:
+    """qkv_rope_cache and paged_attention over several steps; two groups, the second layer of a page is used."""
+    tolerance = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.5e-2}[dtype]
+    tables = tables_for(2, 3, -(-128 // block_size))
+    shape = CacheShape(dtype, block_size, tables.size, spec.kv_heads, spec.head_dim, 2, tables)
+
+    def run(device: Device) -> list[NDArray[Any]]:
+        rope = None if spec.rope is None else _rope(device, spec.rope)
+        gains = (None, None)
+        if spec.qk_norm is not None:
+            gains = (device.put(1 + numbers(20, spec.head_dim, scale=0.1)), device.put(numbers(21, spec.head_dim)))
+        width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+        results: list[NDArray[Any]] = []
+        for number, rows in enumerate(_STEPS):
+            ops, step = device.begin(Scene(_spans(rows)))
+            qkv = device.put(numbers(30 + number, sum(count for _, _, count in rows), width))
+            q = ops.qkv_rope_cache(qkv, spec, LayerCache(1, 1), step.positions, rope, *gains)
+            results += [device.get(q), device.get(ops.paged_attention(q, spec, LayerCache(1, 1)))]
+        return results
+
+    return Case("attention", label, run, tolerance, shape)
+
+
+def _spans(rows: Sequence[tuple[int, int, int]]) -> tuple[Span, ...]:
+    spans: list[Span] = []
+    for slot, start, count in rows:
+        spans.append(Span(sum(span.count for span in spans), count, start, slot))
+    return tuple(spans)
+
+
+def _rope(device: Device, spec: RopeSpec) -> RopeTable:
+    """Plain rotary tables of 128 positions."""
+    half = spec.width // 2
+    angles = np.outer(np.arange(128), spec.theta ** (-np.arange(half) / half))
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    return RopeTable(spec.width, device.put(cos), device.put(sin))
+
+
+def _attention_cases() -> Iterator[Case]:
+    for heads, kv_heads in ((4, 4), (6, 2), (9, 3), (4, 1)):
+        for window in (None, 7, 40):
+            for block_size in (16, 32):
+                for dtype in ("float32", "float16", "bfloat16"):
+                    spec = AttentionSpec(heads, kv_heads, 32, 32**-0.5, RopeSpec(10000.0, 32), window)
+                    label = f"{heads}/{kv_heads} window {window} block {block_size} {dtype}"
+                    yield _attention(label, spec, dtype, block_size)
+    norm, rope = NormSpec("rms", 1e-6), RopeSpec(1e6, 64)
+    yield _attention("qk-norm", AttentionSpec(4, 2, 64, 0.125, rope, qk_norm=norm), "float32")
+    yield _attention(
+        "qk-norm window", AttentionSpec(4, 1, 256, 1 / 16, RopeSpec(1e4, 256), 16, qk_norm=norm), "float16"
+    )
+    yield _attention("partial rope", AttentionSpec(4, 2, 64, 0.125, RopeSpec(1e4, 16)), "float32")
+    yield _attention("odd partial rope", AttentionSpec(2, 1, 40, 0.2, RopeSpec(1e4, 10)), "float32")
+    yield _attention("no rope", AttentionSpec(3, 3, 64, 0.125, None), "float16")
+    yield _attention("softcap", AttentionSpec(4, 2, 64, 1.0, rope, softcap=5.0), "float32")
+    yield _attention("window of one", AttentionSpec(2, 2, 16, 0.25, None, 1), "float32")
+    yield _attention("sharp", AttentionSpec(2, 1, 64, 4.0, rope), "float32")
+    yield _attention("odd head", AttentionSpec(2, 1, 20, 0.2, None), "bfloat16")
+
+
+# --- sampling --------------------------------------------------------------------------------------------------------
+
+_VOCAB = 517
+
+
+def _rules(sampling: Sampling, index: int = 0, banned: tuple[int, ...] = ()) -> RowRules:
+    """Rules of a row that has a prompt of 12 tokens and 9 outputs, with repeats."""
+    rng = np.random.default_rng(index)
+    prompt = rng.integers(0, 40, 12).tolist()
+    return RowRules(sampling, prompt, rng.integers(20, 60, 9).tolist(), index, banned)
+
+
+def _sampling(label: str, rules: Sequence[RowRules], logits: Callable[[], Array] | None = None) -> Case:
+    """process_logits, then sample: the processed logits, tokens, log-probabilities, ranks and the likeliest."""
+
+    def run(device: Device) -> list[NDArray[Any]]:
+        values = logits() if logits else numbers(40, len(rules), _VOCAB, scale=2.0)
+        ops, _ = device.begin(Scene(sampled_rows=tuple(range(len(rules))), rows=tuple(rules)))
+        raw = device.put(values)
+        processed = ops.process_logits(raw)
+        ops.sample(processed, raw)
+        drawn = device.drawn()
+        results: list[NDArray[Any]] = [device.get(processed), drawn.tokens, drawn.invalid]
+        if all(rule.sampling.logprobs is not None for rule in rules):
+            results += [drawn.logprobs, drawn.ranks, drawn.top_ids, drawn.top_logprobs]
+        return results
+
+    return Case("sample", label, run, 3e-6)
+
+
+def _sampling_cases() -> Iterator[Case]:
+    def many(**fields: Any) -> list[RowRules]:
+        return [_rules(Sampling(seed=7 + index, **fields), index) for index in range(24)]
+
+    yield _sampling("greedy", many(temperature=0.0))
+    yield _sampling("greedy, ties", many(temperature=0.0), lambda: np.round(numbers(41, 24, _VOCAB)))
+    yield _sampling("logprobs", many(temperature=0.0, logprobs=5))
+    yield _sampling("logprobs of a draw", many(temperature=1.3, logprobs=20))
+    yield _sampling("temperature 1", many())
+    yield _sampling("temperature 0.3", many(temperature=0.3))
+    yield _sampling("top-k", many(top_k=5))
+    yield _sampling("top-k 1", many(top_k=1))
+    yield _sampling("top-k beyond the vocabulary", many(top_k=10_000))
+    yield _sampling("top-p", many(top_p=0.6))
+    yield _sampling("tiny top-p", many(top_p=1e-6))
+    yield _sampling("min-p", many(min_p=0.1))
+    yield _sampling("all filters", many(temperature=0.8, top_k=40, top_p=0.9, min_p=0.02))
+    yield _sampling("repetition penalty", many(temperature=0.0, repetition_penalty=1.7))
+    yield _sampling("presence and frequency", many(temperature=0.0, presence_penalty=0.9, frequency_penalty=-0.7))
+    yield _sampling("bias", many(logit_bias=((3, 5.0), (516, -100.0), (0, 2.5))))
+    yield _sampling("allowed ids", many(allowed_token_ids=(5, 100, 516)))
+    yield _sampling(
+        "all rules",
+        many(
+            temperature=0.7,
+            top_p=0.8,
+            repetition_penalty=1.2,
+            presence_penalty=0.3,
+            logit_bias=((9, 1.0),),
+            logprobs=3,
+            allowed_token_ids=tuple(range(0, 517, 2)),
+        ),
+    )
+    banned = [_rules(Sampling(temperature=0.0, logit_bias=((1, 9.0),)), i, (1, 2, 400)) for i in range(4)]
+    yield _sampling("banned ids", banned)
+    yield _sampling("large seeds", [_rules(Sampling(seed=(1 << 63) + i), 1000 + i) for i in range(8)])
+    yield _sampling("not finite", many(temperature=0.0)[:4], _broken)
+    yield _sampling(
+        "some -inf", many()[:4], lambda: np.where(numbers(42, 4, _VOCAB) > 1, 3.0, -np.inf).astype(np.float32)
+    )
+    yield _sampling("large logits", many(), lambda: numbers(43, 24, _VOCAB, scale=300.0))
+    mixed = [_rules(Sampling(temperature=i % 2, top_k=i, seed=i, logprobs=None), i) for i in range(6)]
+    yield _sampling("mixed rows", mixed)
+
+
+def _broken() -> Array:
+    values = numbers(44, 4, _VOCAB)
+    values[0, 3] = np.nan
+    values[1, 516] = np.inf
+    values[2] = -np.inf
+    return values
