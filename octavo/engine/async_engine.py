@@ -20,7 +20,7 @@ from octavo.engine.transport import (
     ToFrontend,
     error_of,
 )
-from octavo.errors import EngineDeadError, OctavoError, OverloadedError
+from octavo.errors import EngineDeadError, InternalError, OctavoError, OverloadedError
 from octavo.flow.delta import TextDelta
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import SequenceOutput
@@ -58,16 +58,16 @@ class TextOutputs(Protocol):
 
 
 class RequestStream:
-    """The deltas of one request, for one consumer. Iterate, then `close`; closing early cancels the request.
+    """The deltas of one or more requests, for one consumer. Iterate, then `close`; closing early cancels the rest.
 
     Each item holds every delta that came since the last: a slow consumer gets fewer and larger ones.
     """
 
-    __slots__ = ("_close", "_deltas", "_error", "_waiter", "request", "unfinished")
+    __slots__ = ("_close", "_deltas", "_error", "_waiter", "unfinished")
 
-    def __init__(self, request: GenerationRequest, close: Callable[["RequestStream"], None]) -> None:
-        self.request = request
-        self.unfinished = request.n
+    def __init__(self, requests: Sequence[GenerationRequest], close: Callable[["RequestStream"], None]) -> None:
+        # Sample streams that have not ended, by request id.
+        self.unfinished = {request.id: request.n for request in requests}
         self._close = close
         self._deltas: deque[TextDelta] = deque()
         self._error: OctavoError | None = None
@@ -75,13 +75,17 @@ class RequestStream:
 
     def push(self, delta: TextDelta) -> None:
         """Take a delta. The engine's side only."""
-        if delta.finish_reason is not None:
-            self.unfinished -= 1
         self._deltas.append(delta)
+        if delta.finish_reason is not None:
+            left = self.unfinished[delta.request_id] - 1
+            if left:
+                self.unfinished[delta.request_id] = left
+            else:
+                del self.unfinished[delta.request_id]
         self._wake()
 
     def fail(self, error: OctavoError) -> None:
-        """End the stream with an error, after the deltas it has. The engine's side only."""
+        """End with an error, after the deltas there are. The engine's side only."""
         self._error = error
         self._wake()
 
@@ -96,7 +100,7 @@ class RequestStream:
         while not self._deltas:
             if self._error is not None:
                 raise self._error
-            if self.unfinished <= 0:
+            if not self.unfinished:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -169,23 +173,28 @@ class AsyncEngine:
         """
         return await self._link.ready()
 
-    def open(self, request: GenerationRequest) -> RequestStream:
-        """Submit a request; its stream must be closed.
+    def open(self, *requests: GenerationRequest) -> RequestStream:
+        """Submit requests; their one stream must be closed.
 
         Raises:
             OverloadedError: too much waits already.
             EngineDeadError: there is no engine.
         """
-        if request.id in self._streams:
-            raise OctavoError(f"request id {request.id!r} is in use")
-        if len(self._streams) - self.stats.running >= self._max_waiting:
+        if len(self._streams) + len(requests) - self.stats.running > self._max_waiting:
+            self.meter.rejected("429")
             raise OverloadedError(f"{self._max_waiting} requests are waiting already; try again later")
-        self._link.send(Submit(request))
-        stream = RequestStream(request, self._close_stream)
-        self._streams[request.id] = stream
+        if not self._link.alive:
+            self.meter.rejected("503")
+            raise EngineDeadError("the engine is not running")
+        stream = RequestStream(requests, self._close_stream)
+        for request in requests:
+            if request.id in self._streams:
+                raise InternalError(f"request id {request.id!r} is in use")
+            self._link.send(Submit(request))
+            self._streams[request.id] = stream
+            self._outputs.add(request)
+            self.meter.admitted(request)
         self._idle.clear()
-        self._outputs.add(request)
-        self.meter.admitted(request)
         return stream
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TextDelta]:
@@ -207,9 +216,9 @@ class AsyncEngine:
         try:
             await asyncio.wait_for(self._idle.wait(), timeout)
         except asyncio.TimeoutError:
-            for stream in list(self._streams.values()):
-                stream.fail(EngineDeadError("the server is shutting down"))
+            for stream in set(self._streams.values()):
                 self._close_stream(stream)
+                stream.fail(EngineDeadError("the server is shutting down"))
             return False
         return True
 
@@ -223,9 +232,7 @@ class AsyncEngine:
             case Outputs(outputs, stats):
                 self._handle_outputs(outputs, stats)
             case Refused(request_id, kind, text):
-                if stream := self._forget(request_id):
-                    self.meter.dropped(request_id, stream.request.n)
-                    stream.fail(error_of(kind, text))
+                self._handle_refusal(request_id, error_of(kind, text))
             case CacheWasReset(done):
                 self._resets.popleft().set_result(done)
             case _:
@@ -235,17 +242,23 @@ class AsyncEngine:
         self.stats = stats
         self.meter.stepped(outputs, stats)
         streams = self._streams
-        for delta in self._outputs.push(outputs):
+        for delta in self._outputs.push([output for output in outputs if output.request_id in streams]):
             stream = streams.get(delta.request_id)
             if stream is None:
                 continue
             stream.push(delta)
             if delta.finish_reason is not None:
                 self.meter.delivered(delta)
-                if stream.unfinished <= 0:
+                if delta.request_id not in stream.unfinished:
                     self._forget(delta.request_id)
         if cancels := self._outputs.take_cancels():
             self._link.send(Cancel(tuple(cancels)))
+
+    def _handle_refusal(self, request_id: str, error: OctavoError) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            self._close_stream(stream)
+            stream.fail(error)
 
     def _handle_death(self, reason: str) -> None:
         self.stats = EngineStats()
@@ -253,28 +266,25 @@ class AsyncEngine:
         self._fail_all(f"the engine stopped: {reason}")
 
     def _fail_all(self, reason: str) -> None:
-        for request_id in list(self._streams):
-            if stream := self._forget(request_id):
-                self.meter.dropped(request_id, stream.request.n)
-                stream.fail(EngineDeadError(reason))
+        for stream in set(self._streams.values()):
+            self._close_stream(stream)
+            stream.fail(EngineDeadError(reason))
         while self._resets:
             self._resets.popleft().set_exception(EngineDeadError(reason))
 
     def _close_stream(self, stream: RequestStream) -> None:
-        request = stream.request
-        if self._forget(request.id) is None:
-            return
-        self.meter.dropped(request.id, request.n)
-        if self._link.alive:
-            self._link.send(Cancel((request.id,)))
+        gone = tuple(request_id for request_id in stream.unfinished if request_id in self._streams)
+        for request_id in gone:
+            self.meter.dropped(request_id)
+            self._forget(request_id)
+        if gone and self._link.alive:
+            self._link.send(Cancel(gone))
 
-    def _forget(self, request_id: str) -> RequestStream | None:
-        stream = self._streams.pop(request_id, None)
-        if stream is not None:
-            self._outputs.drop(request_id)
+    def _forget(self, request_id: str) -> None:
+        del self._streams[request_id]
+        self._outputs.drop(request_id)
         if not self._streams:
             self._idle.set()
-        return stream
 
 
 def now() -> float:

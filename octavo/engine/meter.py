@@ -17,7 +17,6 @@ class _Live:
     """A sample stream under way. Times are of the meter's clock, in seconds; 0 is "not yet"."""
 
     arrival: float
-    prompt_len: int
     first_token: float = 0.0
     last_token: float = 0.0
     tokens: int = 0
@@ -34,7 +33,7 @@ class EngineMeter:
     def __init__(self, sink: MetricsSink, clock: Callable[[], float] = time.monotonic) -> None:
         self._sink = sink
         self._clock = clock
-        self._live: dict[tuple[str, int], _Live] = {}
+        self._live: dict[str, dict[int, _Live]] = {}
         self._last = EngineStats()
 
     def admitted(self, request: GenerationRequest) -> None:
@@ -45,8 +44,7 @@ class EngineMeter:
         sink.observe(metrics.REQUEST_PROMPT_TOKENS, prompt_len)
         sink.observe(metrics.REQUEST_MAX_TOKENS, request.stopping.max_tokens)
         sink.observe(metrics.REQUEST_CHOICES, request.n)
-        for index in range(request.n):
-            self._live[request.id, index] = _Live(arrival, prompt_len)
+        self._live[request.id] = {index: _Live(arrival) for index in range(request.n)}
 
     def rejected(self, reason: str) -> None:
         """A request was refused; `reason` is the HTTP status or a word for it."""
@@ -57,7 +55,8 @@ class EngineMeter:
         now = self._clock()
         observe = self._sink.observe
         for output in outputs:
-            live = self._live.get((output.request_id, output.index))
+            streams = self._live.get(output.request_id)
+            live = streams.get(output.index) if streams else None
             if live is None:
                 continue
             if output.token_ids:
@@ -78,9 +77,12 @@ class EngineMeter:
 
     def delivered(self, delta: TextDelta) -> None:
         """A stream's last delta went out; `finish_reason` is what its consumer sees."""
-        live = self._live.pop((delta.request_id, delta.index), None)
-        if live is None or delta.finish_reason is None:
+        streams = self._live.get(delta.request_id)
+        if streams is None or delta.finish_reason is None:
             return
+        live = streams.pop(delta.index)
+        if not streams:
+            del self._live[delta.request_id]
         sink = self._sink
         sink.add(metrics.REQUESTS_FINISHED, labels=(delta.finish_reason.value,))
         sink.observe(metrics.REQUEST_GENERATION_TOKENS, live.tokens)
@@ -88,11 +90,10 @@ class EngineMeter:
         if live.tokens > 1:
             sink.observe(metrics.TOKEN_SECONDS, (live.last_token - live.first_token) / (live.tokens - 1))
 
-    def dropped(self, request_id: str, n: int) -> None:
-        """A request ended without its consumer: it went away, or the engine did."""
-        for index in range(n):
-            if self._live.pop((request_id, index), None) is not None:
-                self._sink.add(metrics.REQUESTS_FINISHED, labels=("abort",))
+    def dropped(self, request_id: str) -> None:
+        """A request's unfinished streams ended early: its consumer went away, or the engine did."""
+        for _ in self._live.pop(request_id, {}):
+            self._sink.add(metrics.REQUESTS_FINISHED, labels=("abort",))
 
     def restarted(self) -> None:
         """A new engine counts from zero."""

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from octavo.config.engine import EngineConfig
 from octavo.engine.client import EngineClient
+from octavo.engine.service import serve
 from octavo.engine.transport import (
     TO_ENGINE,
     Channel,
@@ -22,7 +23,6 @@ from octavo.engine.transport import (
     Ready,
     ToEngine,
 )
-from octavo.engine.service import serve
 from octavo.errors import UserError
 from octavo.telemetry.log import configure, logger
 

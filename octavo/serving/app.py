@@ -1,0 +1,62 @@
+"""The HTTP application: every route and every layer around them, each in one list."""
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
+
+from octavo.serving import health
+from octavo.serving.access import AccessLogMiddleware
+from octavo.serving.auth import ApiKeyMiddleware
+from octavo.serving.errors import guarded, http_error
+from octavo.serving.openai.chat import create_chat_completion
+from octavo.serving.openai.completions import create_completion
+from octavo.serving.openai.models import list_models, show_model
+from octavo.serving.openai.tokenize import detokenize, tokenize
+from octavo.serving.state import ServerState
+from octavo.telemetry.metrics import MetricsSink
+
+ROUTES = (
+    Route("/v1/chat/completions", guarded(create_chat_completion), methods=["POST"]),
+    Route("/v1/completions", guarded(create_completion), methods=["POST"]),
+    Route("/v1/models", guarded(list_models), methods=["GET"]),
+    Route("/v1/models/{name:path}", guarded(show_model), methods=["GET"]),
+    Route("/tokenize", guarded(tokenize), methods=["POST"]),
+    Route("/detokenize", guarded(detokenize), methods=["POST"]),
+    Route("/health", guarded(health.health), methods=["GET"]),
+    Route("/ping", guarded(health.health), methods=["GET", "POST"]),
+    Route("/version", guarded(health.version), methods=["GET"]),
+    Route("/load", guarded(health.load), methods=["GET"]),
+    Route("/metrics", guarded(health.metrics), methods=["GET"]),
+)
+
+
+def build_app(state: ServerState, sink: MetricsSink) -> Starlette:
+    """The application around a running engine.
+
+    Args:
+        state: what handlers share.
+        sink: where HTTP requests are counted.
+    """
+    config = state.config
+    # Outermost first: also refusals are logged, and a browser can read a 401.
+    middleware = [
+        Middleware(
+            AccessLogMiddleware,
+            sink=sink,
+            known=frozenset(route.path for route in ROUTES),
+            log=not config.disable_access_log,
+        ),
+        Middleware(
+            CORSMiddleware,
+            allow_origins=list(config.allowed_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+        ),
+    ]
+    if config.api_key:
+        middleware.append(Middleware(ApiKeyMiddleware, key=config.api_key, root_path=config.root_path))
+    app = Starlette(routes=list(ROUTES), middleware=middleware, exception_handlers={HTTPException: http_error})
+    app.state.server = state
+    return app

@@ -1,0 +1,79 @@
+"""How much a request may bring: bytes of its body, depth of its JSON, answers and prompts it asks for."""
+
+from itertools import accumulate
+from typing import Any
+
+from starlette.requests import Request
+
+from octavo.errors import InvalidRequestError
+from octavo.serving.errors import MediaTypeError, TooLargeError
+
+MAX_DEPTH = 64  # of JSON; a deep body costs stack wherever it is walked
+MAX_PROMPTS = 1024  # of one text completion
+MAX_CHOICES = 128  # n; OpenAI's bound
+MAX_STOPS = 64  # stop strings
+MAX_MESSAGES = 20_000
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body of a JSON request.
+
+    Raises:
+        MediaTypeError: it says that it is something else.
+        TooLargeError: more than `limit` bytes; no more than that is ever held.
+        InvalidRequestError: it has no end that it promised, or is empty.
+    """
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise MediaTypeError(f"Unsupported Media Type: only 'application/json' is allowed, got {kind[:64]!r}")
+    too_large = TooLargeError(f"the body is larger than {limit} bytes, the most this server takes (--max-body-size)")
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > limit:
+        raise too_large
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise too_large
+        chunks.append(chunk)
+    body = b"".join(chunks)
+    if not body:
+        raise InvalidRequestError("the body is empty; a JSON object was expected")
+    return body
+
+
+def check_depth(data: bytes) -> None:
+    """Refuse JSON nested deeper than `MAX_DEPTH`.
+
+    Raises:
+        InvalidRequestError: it is.
+    """
+    # Brackets inside strings count here too, so many of them only lead to the exact look.
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _depth(data) > MAX_DEPTH:
+        raise InvalidRequestError(f"the body is nested deeper than {MAX_DEPTH} levels")
+
+
+def _depth(data: bytes) -> int:
+    # Escapes go first, in this order: what is then left of a quote opens or closes a string.
+    plain = data.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NOT_STRUCTURE)
+    brackets = b"".join(plain.split(b'"')[::2])
+    return max(accumulate(_STEP[bracket] for bracket in brackets), default=0)
+
+
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b'[]{}"'))
+_STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+
+
+def check_counts(n: int | None, stops: Any, prompts: int) -> None:
+    """Refuse requests whose cost is out of proportion to their size.
+
+    Raises:
+        InvalidRequestError: too many answers, stop strings or prompts.
+    """
+    if n is not None and n > MAX_CHOICES:
+        raise InvalidRequestError(f"n must be at most {MAX_CHOICES}, got {n}", "n")
+    if isinstance(stops, list) and len(stops) > MAX_STOPS:
+        raise InvalidRequestError(f"stop may hold at most {MAX_STOPS} strings, got {len(stops)}", "stop")
+    if prompts > MAX_PROMPTS:
+        raise InvalidRequestError(f"at most {MAX_PROMPTS} prompts can be sent at once, got {prompts}", "prompt")

@@ -1,0 +1,234 @@
+"""The answers of OpenAI's API in vLLM's shapes: what is told. Unset fields are left out, None is told as null."""
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+OWNER = "octavo"
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """Where prompt tokens came from."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of a request: each prompt once, all its answers."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """One alternative at a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(msgspec.Struct, frozen=True):
+    """The drawn token at a position and its alternatives."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """One entry a token."""
+
+    content: list[ContentLogprob]
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """Parallel lists, one entry a token. `text_offset` counts characters from the start of the text."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """An answer."""
+
+    role: str
+    content: str | None
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: list[Any] = []
+    reasoning: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    """One of n answers."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletion(msgspec.Struct, frozen=True):
+    """Answer to POST /v1/chat/completions without stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: str = "chat.completion"
+    service_tier: None = None
+    system_fingerprint: None = None
+    prompt_logprobs: list[Any] | None = None
+    prompt_token_ids: list[int] | None = None
+    kv_transfer_params: None = None
+    warnings: list[str] | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct, frozen=True):
+    """New text of a streamed answer."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True):
+    """New text of one of n answers."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(msgspec.Struct):
+    """One server-sent event of a streamed chat."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    object: str = "chat.completion.chunk"
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    """One answer to one prompt, whole or (in a stream) what is new of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | UnsetType | None = UNSET
+    prompt_logprobs: list[Any] | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """Answer to POST /v1/completions without stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    object: str = "text_completion"
+    service_tier: None = None
+    system_fingerprint: None = None
+    kv_transfer_params: None = None
+    warnings: list[str] | UnsetType = UNSET
+
+
+class CompletionChunk(msgspec.Struct):
+    """One server-sent event of a streamed text completion."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    object: str = "text_completion"
+    usage: Usage | UnsetType | None = UNSET
+    warnings: list[str] | UnsetType = UNSET
+
+
+class ModelPermission(msgspec.Struct, frozen=True):
+    """What older clients look for in a model card; everything is allowed that this server can do."""
+
+    id: str
+    created: int
+    object: str = "model_permission"
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: None = None
+    is_blocking: bool = False
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """A served model."""
+
+    id: str
+    created: int
+    root: str
+    max_model_len: int
+    permission: list[ModelPermission]
+    object: str = "model"
+    owned_by: str = OWNER
+    parent: None = None
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """Answer to GET /v1/models."""
+
+    data: list[ModelCard]
+    object: str = "list"
+
+
+class Tokenized(msgspec.Struct, frozen=True):
+    """Answer to POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(msgspec.Struct, frozen=True):
+    """Answer to POST /detokenize."""
+
+    prompt: str
+
+
+class ErrorInfo(msgspec.Struct, frozen=True):
+    """What went wrong; `code` is the HTTP status."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    """The body of every error but 401."""
+
+    error: ErrorInfo

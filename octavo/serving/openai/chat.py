@@ -1,0 +1,186 @@
+"""POST /v1/chat/completions."""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import InvalidRequestError
+from octavo.flow.delta import TextDelta
+from octavo.flow.sampling_params import SamplingParams
+from octavo.serving.errors import json_response
+from octavo.serving.openai.answers import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+)
+from octavo.serving.openai.generation import (
+    AnswerParts,
+    Job,
+    gather,
+    open_job,
+    raise_errors,
+    read_generation,
+    sampling_params,
+)
+from octavo.serving.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from octavo.serving.openai.schema import BodyReader, ChatRequest, refuse_tools
+from octavo.serving.state import ServerState, state_of
+from octavo.serving.stream import EventStream, event, until_disconnect
+
+_READER = BodyReader(ChatRequest)
+
+
+async def create_chat_completion(request: Request) -> Response:
+    """One or more answers to a conversation, whole or streamed."""
+    state = state_of(request)
+    body, warnings = await read_generation(request, state, _READER)
+    refuse_tools(body)
+    params = _params(body, state)
+    text = render(state, body)
+    # The template writes the special tokens that the model expects.
+    options = {"add_special_tokens": bool(body.add_special_tokens)}
+    job = await open_job(request, state, body, [(text, options)], params)
+    job.warnings = warnings
+    answer = _Answer(body, job, state)
+    if not body.stream:
+        parts = await until_disconnect(request.receive, gather(job))
+        return json_response(answer.whole(parts))
+    events = answer.events()
+    # Whatever fails before the first token is an HTTP status, not an event.
+    first = await until_disconnect(request.receive, anext(events))
+    return EventStream(first, events)
+
+
+def render(state: ServerState, body: Any) -> str:
+    """The prompt text of a conversation; `body` has a chat or tokenize request's template fields.
+
+    Raises:
+        InvalidRequestError: no template, or it refuses.
+    """
+    if state.chat_template is None:
+        raise InvalidRequestError(
+            "this model has no chat template: use /v1/completions, or start the server with --chat-template", "messages"
+        )
+    if not body.messages:
+        raise InvalidRequestError("messages: at least one message is needed", "messages")
+    continued = bool(body.continue_final_message)
+    # Asking to continue says that no new turn is wanted; only asking for both is a contradiction.
+    new_turn = body.add_generation_prompt if body.add_generation_prompt is not None else not continued
+    return state.chat_template.render(
+        body.messages,
+        add_generation_prompt=new_turn,
+        continue_final_message=continued,
+        **(body.chat_template_kwargs or {}),
+    )
+
+
+def _params(body: ChatRequest, state: ServerState) -> SamplingParams:
+    top = body.top_logprobs
+    if top is not None and not body.logprobs:
+        raise InvalidRequestError("top_logprobs can only be given with logprobs=true", "top_logprobs")
+    if top is not None and not 0 <= top <= state.config.max_logprobs:
+        raise InvalidRequestError(
+            f"top_logprobs must be between 0 and {state.config.max_logprobs}, got {top}", "top_logprobs"
+        )
+    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    if limit is None:
+        limit = state.sampling_defaults.get("max_tokens")
+    return sampling_params(body, state, limit, logprobs=(top or 0) if body.logprobs else None)
+
+
+class _Answer:
+    """Writes one job's answer, whole or in events."""
+
+    def __init__(self, body: ChatRequest, job: Job, state: ServerState) -> None:
+        self._body = body
+        self._job = job
+        self._role = state.config.response_role
+        self._top = body.top_logprobs or 0
+        self._names = TokenNames(state.tokenizer, bool(body.return_tokens_as_token_ids))
+        options = body.stream_options
+        self._usage = bool(options and options.include_usage)
+        self._continuous = self._usage and bool(options and options.continuous_usage_stats)
+        self._prefix = self._echoed() if body.echo and body.messages else ""
+
+    def whole(self, parts: Sequence[AnswerParts]) -> ChatCompletion:
+        """The answer in one piece."""
+        job, body = self._job, self._body
+        wants_prompt = body.prompt_logprobs is not None
+        return ChatCompletion(
+            id=job.id,
+            created=job.created,
+            model=job.model,
+            choices=[self._choice(index, part) for index, part in enumerate(parts)],
+            usage=job.tally.usage(),
+            prompt_logprobs=prompt_logprobs(parts[0].prompt_logprobs, self._names) if wants_prompt else None,
+            prompt_token_ids=list(job.requests[0].prompt_token_ids) if body.return_token_ids else None,
+            warnings=job.warnings or UNSET,
+        )
+
+    def _choice(self, index: int, part: AnswerParts) -> ChatChoice:
+        return ChatChoice(
+            index=index,
+            message=ChatMessage(self._role, self._prefix + part.text),
+            logprobs=chat_logprobs(part.logprobs, self._top, self._names) if self._body.logprobs else None,
+            finish_reason=part.finish_reason,
+            stop_reason=part.stop_reason,
+            token_ids=part.token_ids if self._body.return_token_ids else None,
+        )
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The answer in events, without the closing one. The first item comes with the first token."""
+        async with self._job.stream as stream:
+            opened = False
+            async for deltas in stream:
+                raise_errors(deltas)
+                events = b"" if opened else self._opening()
+                opened = True
+                for delta in deltas:
+                    self._job.tally.add(delta)
+                    events += self._event(delta)
+                if events:
+                    yield events
+            if self._usage:
+                yield event(self._chunk([], usage=self._job.tally.usage()))
+
+    def _opening(self) -> bytes:
+        delta = ChatDelta(self._role, self._prefix)
+        first, *others = [self._chunk([ChatChunkChoice(index, delta)]) for index in range(self._job.n)]
+        first.prompt_token_ids = list(self._job.requests[0].prompt_token_ids) if self._body.return_token_ids else UNSET
+        first.warnings = self._job.warnings or UNSET
+        return b"".join(map(event, (first, *others)))
+
+    def _event(self, delta: TextDelta) -> bytes:
+        ended = delta.finish_reason
+        if not (delta.text or ended or delta.logprobs or (self._body.return_token_ids and delta.token_ids)):
+            return b""
+        choice = ChatChunkChoice(
+            delta.index,
+            ChatDelta(content=delta.text),
+            self._logprobs(delta) if self._body.logprobs else None,
+            ended.value if ended else None,
+            delta.stop_reason if ended else UNSET,
+            list(delta.token_ids) if self._body.return_token_ids else UNSET,
+        )
+        return event(self._chunk([choice]))
+
+    def _logprobs(self, delta: TextDelta) -> ChatLogprobs:
+        return chat_logprobs(delta.logprobs, self._top, self._names)
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: Any = None) -> ChatChunk:
+        job = self._job
+        if usage is None and self._continuous:
+            usage = job.tally.usage()
+        return ChatChunk(job.id, job.created, job.model, choices, usage=usage if self._usage else UNSET)
+
+    def _echoed(self) -> str:
+        last = self._body.messages[-1]
+        content = last.get("content")
+        return content if last.get("role") == self._role and isinstance(content, str) else ""

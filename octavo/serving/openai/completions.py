@@ -1,0 +1,211 @@
+"""POST /v1/completions."""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import InvalidRequestError, UnsupportedError
+from octavo.flow.delta import TextDelta
+from octavo.flow.result import TokenLogprobs
+from octavo.flow.sampling_params import SamplingParams
+from octavo.serving.errors import json_response
+from octavo.serving.limits import check_counts
+from octavo.serving.openai.answers import Completion, CompletionChoice, CompletionChunk, CompletionLogprobs, Usage
+from octavo.serving.openai.generation import (
+    AnswerParts,
+    Job,
+    Prompt,
+    gather,
+    open_job,
+    raise_errors,
+    read_generation,
+    sampling_params,
+)
+from octavo.serving.openai.logprobs import CompletionLogprobsBuilder, TokenNames, joined, prompt_logprobs
+from octavo.serving.openai.schema import BodyReader, CompletionRequest
+from octavo.serving.state import ServerState, state_of
+from octavo.serving.stream import EventStream, event, until_disconnect
+
+_READER = BodyReader(CompletionRequest)
+_DEFAULT_MAX_TOKENS = 16  # OpenAI API reference
+
+
+async def create_completion(request: Request) -> Response:
+    """Continuations of one or more prompts, whole or streamed."""
+    state = state_of(request)
+    body, warnings = await read_generation(request, state, _READER)
+    if body.suffix:
+        raise UnsupportedError("suffix: insertion is not supported")
+    prompts = read_prompts(body.prompt)
+    check_counts(body.n, body.stop, len(prompts))
+    params = _params(body, state)
+    options = {"add_special_tokens": True if body.add_special_tokens is None else body.add_special_tokens}
+    job = await open_job(request, state, body, [(prompt, options) for prompt in prompts], params)
+    job.warnings = warnings
+    answer = _Answer(body, job, state, prompts)
+    if not body.stream:
+        parts = await until_disconnect(request.receive, gather(job))
+        return json_response(answer.whole(parts))
+    events = answer.events()
+    # Whatever fails before the first token is an HTTP status, not an event.
+    first = await until_disconnect(request.receive, anext(events))
+    return EventStream(first, events)
+
+
+def read_prompts(prompt: Any) -> list[Prompt]:
+    """One prompt or several, as text or token ids.
+
+    Raises:
+        InvalidRequestError: nothing, an empty one, or a mixture.
+    """
+    if prompt is None:
+        raise InvalidRequestError("prompt: this field is required", "prompt")
+    if isinstance(prompt, str):
+        prompts: list[Prompt] = [prompt]
+    elif prompt and all(type(item) is int for item in prompt):
+        prompts = [prompt]
+    elif all(isinstance(item, str) for item in prompt) or all(_is_ids(item) for item in prompt):
+        prompts = prompt
+    else:
+        raise InvalidRequestError(
+            "prompt: expected a text, a list of texts, a list of token ids, or a list of such lists", "prompt"
+        )
+    if not prompts or not all(prompts):
+        raise InvalidRequestError("prompt: the prompt is empty; it needs at least one token", "prompt")
+    return prompts
+
+
+def _is_ids(item: object) -> bool:
+    return isinstance(item, list) and all(type(token) is int for token in item)  # pyright: ignore[reportUnknownVariableType]
+
+
+def _params(body: CompletionRequest, state: ServerState) -> SamplingParams:
+    top = body.logprobs
+    if top is not None and not 0 <= top <= state.config.max_logprobs:
+        raise InvalidRequestError(f"logprobs must be between 0 and {state.config.max_logprobs}, got {top}", "logprobs")
+    limit = body.max_tokens
+    if limit is None:
+        limit = state.sampling_defaults.get("max_tokens", _DEFAULT_MAX_TOKENS)
+    if limit == 0 and body.echo:
+        limit = 1  # computed and thrown away: the prompt alone is wanted
+    prompt = top if body.echo and body.prompt_logprobs is None else body.prompt_logprobs
+    return sampling_params(body, state, limit, logprobs=top, prompt_logprobs=prompt)
+
+
+class _Answer:
+    """Writes one job's answer, whole or in events."""
+
+    def __init__(self, body: CompletionRequest, job: Job, state: ServerState, prompts: Sequence[Prompt]) -> None:
+        self._body = body
+        self._job = job
+        self._tokenizer = state.tokenizer
+        self._prompts = prompts
+        self._top = body.logprobs
+        self._names = TokenNames(state.tokenizer, bool(body.return_tokens_as_token_ids))
+        choices = range(job.n * len(prompts))
+        self._builders = [CompletionLogprobsBuilder(self._top or 0, self._names) for _ in choices]
+        self._opened: set[int] = set()
+        self._only_prompt = bool(body.echo) and body.max_tokens == 0
+        options = body.stream_options
+        self._usage = bool(options and options.include_usage)
+        self._continuous = self._usage and bool(options and options.continuous_usage_stats)
+
+    def whole(self, parts: Sequence[AnswerParts]) -> Completion:
+        """The answer in one piece."""
+        job = self._job
+        return Completion(
+            id=job.id,
+            created=job.created,
+            model=job.model,
+            choices=[self._choice(index, part) for index, part in enumerate(parts)],
+            usage=self._read_usage(),
+            warnings=job.warnings or UNSET,
+        )
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The answer in events, without the closing one. The first item comes with the first token."""
+        async with self._job.stream as stream:
+            async for deltas in stream:
+                raise_errors(deltas)
+                events = b"".join(map(self._event, deltas))
+                if events:
+                    yield events
+            if self._usage:
+                yield event(self._chunk([], self._read_usage()))
+
+    def _choice(self, index: int, part: AnswerParts) -> CompletionChoice:
+        number = index // self._job.n
+        text, lists = self._opening(index, part.prompt_logprobs)
+        if not self._only_prompt:
+            text += part.text
+            lists += self._built(index, part.logprobs)
+        wants_prompt = self._body.prompt_logprobs is not None
+        return CompletionChoice(
+            index=index,
+            text=text,
+            logprobs=joined(lists) if self._top is not None else None,
+            finish_reason="length" if self._only_prompt else part.finish_reason,
+            stop_reason=None if self._only_prompt else part.stop_reason,
+            token_ids=part.token_ids if self._body.return_token_ids else None,
+            prompt_logprobs=prompt_logprobs(part.prompt_logprobs, self._names) if wants_prompt else None,
+            prompt_token_ids=list(self._job.requests[number].prompt_token_ids) if self._body.return_token_ids else None,
+        )
+
+    def _event(self, delta: TextDelta) -> bytes:
+        body, ended, index = self._body, delta.finish_reason, self._job.index_of(delta)
+        self._job.tally.add(delta)
+        text, lists = self._opening(index, delta.prompt_logprobs)
+        if not self._only_prompt:
+            text += delta.text
+            lists += self._built(index, delta.logprobs)
+        if not (text or ended or lists or (body.return_token_ids and delta.token_ids)):
+            return b""
+        choice = CompletionChoice(
+            index,
+            text,
+            joined(lists) if lists else None,
+            ("length" if self._only_prompt else ended.value) if ended else None,
+            delta.stop_reason if ended and not self._only_prompt else None,
+            list(delta.token_ids) if body.return_token_ids else UNSET,
+        )
+        return event(self._chunk([choice]))
+
+    def _opening(self, index: int, entries: Sequence[TokenLogprobs]) -> tuple[str, list[CompletionLogprobs]]:
+        """What an echoed prompt puts before choice `index`, the first time; then nothing."""
+        if not self._body.echo or index in self._opened:
+            return "", []
+        self._opened.add(index)
+        number = index // self._job.n
+        ids = self._job.requests[number].prompt_token_ids
+        prompt = self._prompts[number]
+        text = prompt if isinstance(prompt, str) else self._tokenizer.decode(ids, skip_special_tokens=False)
+        if self._top is None:
+            return text, []
+        builder = self._builders[index]
+        return text, [builder.first_prompt_token(ids[0]), builder.build(entries)]
+
+    def _built(self, index: int, entries: Sequence[TokenLogprobs]) -> list[CompletionLogprobs]:
+        return [self._builders[index].build(entries)] if self._top is not None and entries else []
+
+    def _read_usage(self) -> Usage:
+        tally = self._job.tally
+        if self._only_prompt:
+            tally.completion_tokens = 0
+        return tally.usage()
+
+    def _chunk(self, choices: list[CompletionChoice], usage: Usage | None = None) -> CompletionChunk:
+        job = self._job
+        if usage is None and self._continuous:
+            usage = self._read_usage()
+        warnings, job.warnings = job.warnings, []
+        return CompletionChunk(
+            job.id,
+            job.created,
+            job.model,
+            choices,
+            usage=usage if self._usage else UNSET,
+            warnings=warnings or UNSET,
+        )

@@ -1,0 +1,215 @@
+"""From a body to running requests and back: sampling parameters, prompts, usage; the same for chat and completions."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from octavo.engine.async_engine import RequestStream, now
+from octavo.errors import InternalError, InvalidRequestError
+from octavo.flow.delta import TextDelta
+from octavo.flow.request import GenerationRequest
+from octavo.flow.result import FinishReason, TokenLogprobs
+from octavo.flow.sampling_params import SamplingParams
+from octavo.serving.limits import check_counts, check_depth, read_body
+from octavo.serving.openai.answers import PromptTokensDetails, Usage
+from octavo.serving.openai.schema import BodyReader, GenerationFields, refuse_unsupported
+from octavo.serving.state import ServerState
+
+Prompt = str | Sequence[int]
+
+# Longer texts are tokenized in a thread, so that the event loop keeps serving others.
+_LONG_TEXT = 16_384
+_MAX_ID = 128
+
+_SAMPLING_FIELDS = (
+    *("n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "ignore_eos"),
+    *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"),
+    *("allowed_token_ids", "logit_bias", "bad_words", "prompt_logprobs"),
+)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts tokens for `usage`. `details` tells whether cached tokens are reported."""
+
+    prompt_tokens: int
+    details: bool
+    completion_tokens: int = 0
+    cached: dict[str, int] = field(default_factory=dict[str, int])  # by engine request
+
+    def add(self, delta: TextDelta) -> None:
+        """Take a delta's tokens."""
+        self.completion_tokens += len(delta.token_ids)
+        if delta.num_cached_tokens:
+            # Every stream of a request tells of the same prompt.
+            self.cached[delta.request_id] = delta.num_cached_tokens
+
+    def usage(self) -> Usage:
+        """The reading so far."""
+        total = self.prompt_tokens + self.completion_tokens
+        details = PromptTokensDetails(sum(self.cached.values())) if self.details else None
+        return Usage(self.prompt_tokens, total, self.completion_tokens, details)
+
+
+@dataclass(slots=True)
+class Job:
+    """One API request under way: its identity in answers, and its engine requests, one a prompt."""
+
+    id: str
+    created: int
+    model: str
+    requests: list[GenerationRequest]
+    stream: RequestStream
+    tally: Tally
+    warnings: list[str]
+    n: int
+
+    def index_of(self, delta: TextDelta) -> int:
+        """The choice that a delta belongs to: prompt number times n plus stream."""
+        if len(self.requests) == 1:
+            return delta.index
+        return int(delta.request_id.rpartition("-")[2]) * self.n + delta.index
+
+
+async def read_generation(
+    request: Request, state: ServerState, reader: BodyReader
+) -> tuple[Any, list[str]]:
+    """The body of a chat or completion request, checked as far as it can be without the model's text side.
+
+    Raises:
+        OctavoError: as the checks do.
+    """
+    state.check_admission()
+    data = await read_body(request, state.max_body_bytes)
+    check_depth(data)
+    body, warnings = reader.read(data)
+    assert isinstance(body, GenerationFields)
+    state.check_model(body.model)
+    refuse_unsupported(body)
+    check_counts(body.n, body.stop, 0)
+    return body, warnings
+
+
+def sampling_params(
+    body: GenerationFields, state: ServerState, max_tokens: int | None, **more: object
+) -> SamplingParams:
+    """The body's sampling parameters over the model's defaults.
+
+    Args:
+        max_tokens: None is all that the context has room for.
+        more: fields that the two kinds of completion spell differently; None means "not given".
+
+    Raises:
+        InvalidRequestError: a value is out of its range.
+    """
+    given = {name: getattr(body, name) for name in _SAMPLING_FIELDS} | more
+    options = dict(state.sampling_defaults) | {name: value for name, value in given.items() if value is not None}
+    options["max_tokens"] = max_tokens
+    return SamplingParams(**options)
+
+
+async def open_job(
+    request: Request,
+    state: ServerState,
+    body: GenerationFields,
+    prompts: Sequence[tuple[Prompt, dict[str, Any]]],
+    params: SamplingParams,
+) -> Job:
+    """Turn prompts into engine requests and submit them.
+
+    Args:
+        prompts: each with options for `Inputs.prepare`.
+
+    Raises:
+        OctavoError: a prompt or parameter is refused, or the engine takes none.
+    """
+    prefix = "chatcmpl" if request.url.path.endswith("/chat/completions") else "cmpl"
+    wanted = body.request_id or request.headers.get("x-request-id")
+    public = f"{prefix}-{(wanted or uuid.uuid4().hex)[:_MAX_ID]}"
+    request.scope["octavo.request_id"] = public
+    # Clients may repeat their ids; the engine's must differ.
+    internal = uuid.uuid4().hex
+    arrival = now()
+    common = {"arrival": arrival, "priority": body.priority or 0, "cache_salt": body.cache_salt or ""}
+
+    def prepare() -> list[GenerationRequest]:
+        return [
+            state.inputs.prepare(prompt, params, f"{internal}-{number}", **common, **options)
+            for number, (prompt, options) in enumerate(prompts)
+        ]
+
+    size = sum(len(prompt) for prompt, _ in prompts)
+    requests = await asyncio.to_thread(prepare) if size > _LONG_TEXT else prepare()
+    stream = state.engine.open(*requests)
+    return Job(
+        id=public,
+        created=int(time.time()),
+        model=state.models[0],
+        requests=requests,
+        stream=stream,
+        tally=Tally(sum(len(item.prompt_token_ids) for item in requests), state.config.enable_prompt_tokens_details),
+        warnings=[],
+        n=requests[0].n,
+    )
+
+
+def raise_errors(deltas: Sequence[TextDelta]) -> None:
+    """Stop at the first stream that failed.
+
+    Raises:
+        InternalError: its error.
+    """
+    for delta in deltas:
+        if delta.finish_reason is FinishReason.ERROR:
+            raise InternalError(delta.error or "the engine failed on this request")
+
+
+class AnswerParts:
+    """One choice, gathered from its deltas."""
+
+    __slots__ = ("finish_reason", "logprobs", "pieces", "prompt_logprobs", "stop_reason", "token_ids")
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+
+    def add(self, delta: TextDelta) -> None:
+        """Take a delta."""
+        self.pieces.append(delta.text)
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs += delta.prompt_logprobs
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason.value
+            self.stop_reason = delta.stop_reason
+
+    @property
+    def text(self) -> str:
+        """The whole answer."""
+        return "".join(self.pieces)
+
+
+async def gather(job: Job) -> list[AnswerParts]:
+    """Every choice of a job, complete.
+
+    Raises:
+        OctavoError: one of them failed.
+    """
+    parts = [AnswerParts() for _ in range(job.n * len(job.requests))]
+    async with job.stream as stream:
+        async for deltas in stream:
+            raise_errors(deltas)
+            for delta in deltas:
+                job.tally.add(delta)
+                parts[job.index_of(delta)].add(delta)
+    return parts

@@ -1,0 +1,119 @@
+"""Log-probabilities as the API tells them: token texts, their bytes, alternatives, offsets."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.flow.result import TokenLogprobs
+from octavo.serving.openai.answers import ChatLogprobs, CompletionLogprobs, ContentLogprob, TopLogprob
+from octavo.text.tokenizer import Tokenizer
+
+# JSON has no infinity; vLLM's floor.
+_FLOOR = -9999.0
+
+
+class TokenNames:
+    """How tokens are written in log-probabilities.
+
+    Args:
+        tokenizer: where the bytes come from.
+        as_ids: write "token_id:N" instead of text, as `return_tokens_as_token_ids` asks.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, as_ids: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._as_ids = as_ids
+
+    def text(self, token_id: int) -> str:
+        """The token's text; parts of characters show as U+FFFD."""
+        if self._as_ids:
+            return f"token_id:{token_id}"
+        return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+    def bytes(self, token_id: int) -> list[int]:
+        """The token's bytes, exact even where they are part of a character."""
+        return list(self._tokenizer.token_bytes(token_id))
+
+
+def chat_logprobs(entries: Sequence[TokenLogprobs], top: int, names: TokenNames) -> ChatLogprobs:
+    """Entries of drawn tokens, each with its `top` likeliest."""
+    return ChatLogprobs([_content(entry, top, names) for entry in entries])
+
+
+def _content(entry: TokenLogprobs, top: int, names: TokenNames) -> ContentLogprob:
+    token_id = entry.token_ids[0]
+    alternatives = [
+        TopLogprob(names.text(other), max(value, _FLOOR), names.bytes(other))
+        for other, value in _likeliest(entry, top)
+    ]
+    return ContentLogprob(names.text(token_id), max(entry.logprobs[0], _FLOOR), names.bytes(token_id), alternatives)
+
+
+def _likeliest(entry: TokenLogprobs, top: int) -> list[tuple[int, float]]:
+    stop = None if top < 0 else top + 1
+    return list(zip(entry.token_ids[1:stop], entry.logprobs[1:stop], strict=True))
+
+
+class CompletionLogprobsBuilder:
+    """Grows a completion's parallel lists; the offset goes on over calls.
+
+    Args:
+        top: alternatives asked for.
+        names: how tokens are written.
+    """
+
+    def __init__(self, top: int, names: TokenNames) -> None:
+        self._top = top
+        self._names = names
+        self._offset = 0
+
+    def first_prompt_token(self, token_id: int) -> CompletionLogprobs:
+        """The prompt's first token: nothing predicts it."""
+        text = self._names.text(token_id)
+        offset = self._advance(text)
+        return CompletionLogprobs([offset], [None], [text], [None])
+
+    def build(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
+        """The lists of these positions."""
+        lists = CompletionLogprobs([], [], [], [])
+        for entry in entries:
+            text = self._names.text(entry.token_ids[0])
+            lists.text_offset.append(self._advance(text))
+            lists.token_logprobs.append(max(entry.logprobs[0], _FLOOR))
+            lists.tokens.append(text)
+            # The drawn token is always among them, also with 0 alternatives.
+            named = {text: max(entry.logprobs[0], _FLOOR)}
+            for other, value in _likeliest(entry, self._top):
+                named.setdefault(self._names.text(other), max(value, _FLOOR))
+            lists.top_logprobs.append(named)
+        return lists
+
+    def _advance(self, text: str) -> int:
+        offset = self._offset
+        self._offset += len(text)
+        return offset
+
+
+def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
+    """Lists one behind the other."""
+    whole = CompletionLogprobs([], [], [], [])
+    for part in parts:
+        whole.text_offset.extend(part.text_offset)
+        whole.token_logprobs.extend(part.token_logprobs)
+        whole.tokens.extend(part.tokens)
+        whole.top_logprobs.extend(part.top_logprobs)
+    return whole
+
+
+def prompt_logprobs(entries: Sequence[TokenLogprobs], names: TokenNames) -> list[Any]:
+    """vLLM's `prompt_logprobs`: null for the first token, then {token id: {logprob, rank, decoded_token}} a position."""
+    return [None, *(_named(entry, names) for entry in entries)]
+
+
+def _named(entry: TokenLogprobs, names: TokenNames) -> dict[str, dict[str, Any]]:
+    named = {entry.token_ids[0]: (entry.logprobs[0], entry.rank)}
+    for rank, (token_id, value) in enumerate(_likeliest(entry, -1), 1):
+        named.setdefault(token_id, (value, rank))
+    return {
+        str(token_id): {"logprob": max(value, _FLOOR), "rank": rank, "decoded_token": names.text(token_id)}
+        for token_id, (value, rank) in named.items()
+    }

@@ -1,0 +1,27 @@
+"""GET /v1/models and GET /v1/models/{name}."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.serving.errors import json_response
+from octavo.serving.openai.answers import ModelCard, ModelList, ModelPermission
+from octavo.serving.state import ServerState, state_of
+
+
+async def list_models(request: Request) -> Response:
+    """Every name of the served model."""
+    state = state_of(request)
+    return json_response(ModelList([_card(state, name) for name in state.models]))
+
+
+async def show_model(request: Request) -> Response:
+    """One name of the served model."""
+    state = state_of(request)
+    name = str(request.path_params["name"])
+    state.check_model(name)
+    return json_response(_card(state, name))
+
+
+def _card(state: ServerState, name: str) -> ModelCard:
+    permission = ModelPermission(f"modelperm-{name}", state.started)
+    return ModelCard(name, state.started, state.model_path, state.engine.info.max_model_len, [permission])

@@ -1,0 +1,240 @@
+"""The bodies of OpenAI's API, with vLLM's additions: what may be asked. Answers are in `answers.py`.
+
+Fields that are not here are ignored and named in the answer's `warnings`; fields here with a wrong type are a 400.
+"""
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from octavo.errors import InvalidRequestError, UnsupportedError
+
+JsonObject = dict[str, Any]
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """What a stream tells besides text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationFields(msgspec.Struct, kw_only=True):
+    """What chat and text completions have in common. None always means "not given"."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    add_special_tokens: bool | None = None
+    echo: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    user: str | None = None
+    # Asked for elsewhere; refused unless neutral (see `refuse_unsupported`).
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    response_format: JsonObject | None = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_decoding_backend: Any = None
+    logits_processors: Any = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Any = None
+    logprob_token_ids: Any = None
+    repetition_detection: Any = None
+    thinking_token_budget: Any = None
+    kv_transfer_params: Any = None
+    vllm_xargs: Any = None
+    mm_processor_kwargs: Any = None
+    media_io_kwargs: Any = None
+    prompt_embeds: Any = None
+
+
+class ChatRequest(GenerationFields, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[JsonObject]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    chat_template: str | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
+    functions: Any = None
+    function_call: Any = None
+    documents: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    # Without effect on a model that does not reason or call tools, as in other servers.
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+    metadata: Any = None
+    store: bool | None = None
+    service_tier: str | None = None
+
+
+class CompletionRequest(GenerationFields, kw_only=True):
+    """POST /v1/completions. `logprobs` is a number here."""
+
+    prompt: str | list[Any] | None = None
+    logprobs: int | None = None
+    suffix: str | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /tokenize: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[JsonObject] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    chat_template: str | None = None
+    tools: list[JsonObject] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+# Field -> what it asks for. None, false and empty values ask for nothing.
+_UNSUPPORTED: dict[str, str] = {
+    "use_beam_search": "beam search",
+    "structured_outputs": "structured output",
+    "guided_json": "structured output",
+    "guided_regex": "structured output",
+    "guided_choice": "structured output",
+    "guided_grammar": "structured output",
+    "logits_processors": "logits processors",
+    "truncate_prompt_tokens": "prompt truncation",
+    "logprob_token_ids": "log-probabilities of chosen tokens",
+    "repetition_detection": "repetition detection",
+    "thinking_token_budget": "thinking budgets",
+    "kv_transfer_params": "KV cache transfer",
+    "vllm_xargs": "extra arguments",
+    "mm_processor_kwargs": "images, audio and video",
+    "media_io_kwargs": "images, audio and video",
+    "prompt_embeds": "prompt embeddings",
+    "functions": "function calls",
+    "documents": "documents",
+    "audio": "audio",
+    "chat_template": "a chat template in the request (start the server with --chat-template)",
+}
+
+
+def refuse_unsupported(body: GenerationFields) -> None:
+    """Refuse what this version does not do; values that ask for nothing pass.
+
+    Raises:
+        UnsupportedError: names the field and what it asks for.
+    """
+    for name, what in _UNSUPPORTED.items():
+        if getattr(body, name, None) not in (None, False, "", [], {}):
+            raise UnsupportedError(f"{name}: {what} is not supported")
+    kind = (body.response_format or {}).get("type", "text")
+    if kind != "text":
+        raise UnsupportedError(f"response_format: type {kind!r} is not supported; only 'text' is")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise InvalidRequestError(f"best_of must equal n, got best_of={body.best_of} and n={body.n or 1}", "best_of")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError("stream_options can only be given with stream=true", "stream_options")
+
+
+def refuse_tools(body: ChatRequest) -> None:
+    """Tool calls are not there yet; a client that lists tools but wants none called passes.
+
+    Raises:
+        UnsupportedError: tools could be called.
+    """
+    if body.tool_choice not in (None, "none", "auto"):
+        raise UnsupportedError("tool_choice: tool calls are not supported; only 'none' is")
+    if body.tools and body.tool_choice != "none":
+        raise UnsupportedError("tools: tool calls are not supported; leave tools out or set tool_choice to 'none'")
+    if any(modality != "text" for modality in body.modalities or ()):
+        raise UnsupportedError("modalities: only 'text' is supported")
+
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+class BodyReader:
+    """Reads JSON bodies of one type, and tells which fields it did not know."""
+
+    def __init__(self, kind: type[msgspec.Struct]) -> None:
+        self._decoder = msgspec.json.Decoder(kind)
+        self._keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
+        self._known = frozenset(field.encode_name for field in msgspec.structs.fields(kind))
+
+    def read(self, data: bytes) -> tuple[Any, list[str]]:
+        """The body and a warning for each unknown field.
+
+        Raises:
+            InvalidRequestError: not JSON, not an object, a field of a wrong type, a required one missing.
+        """
+        try:
+            unknown = self._keys.decode(data).keys() - self._known
+            body = self._decoder.decode(data)
+        except RecursionError:
+            raise InvalidRequestError("the body is nested too deeply") from None
+        except msgspec.ValidationError as error:
+            raise _readable(str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            # The decoder tells a place, never the bytes.
+            reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+            raise InvalidRequestError(f"the body is not valid JSON: {reason}") from None
+        return body, _warnings(unknown)
+
+
+def _warnings(unknown: Iterable[str]) -> list[str]:
+    # A hostile body may have any number of fields, of any length.
+    return [f"unknown field {name[:64]!r} was ignored" for name in sorted(unknown)[:16]]
+
+
+def _readable(message: str) -> InvalidRequestError:
+    """'Expected `int`, got `str` - at `$.n`' -> 'n: expected int, got str'."""
+    text, _, place = message.partition(" - at `$")
+    field = place.rstrip("`").removeprefix(".")
+    plain = text.replace("`", "").replace("Expected", "expected").replace(" | null", "")
+    if "missing required field" in text:
+        field = plain.rsplit(" ", 1)[-1]
+        return InvalidRequestError(f"{field}: this field is required", field)
+    if not field:
+        return InvalidRequestError(f"the body must be a JSON object: {plain}")
+    return InvalidRequestError(f"{field}: {plain}", field.partition("[")[0].partition(".")[0])

@@ -1,0 +1,50 @@
+"""POST /tokenize and POST /detokenize."""
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import InvalidRequestError
+from octavo.serving.errors import json_response
+from octavo.serving.limits import check_depth, read_body
+from octavo.serving.openai.answers import Detokenized, Tokenized
+from octavo.serving.openai.chat import render
+from octavo.serving.openai.schema import BodyReader, DetokenizeRequest, TokenizeRequest
+from octavo.serving.state import state_of
+
+_TOKENIZE = BodyReader(TokenizeRequest)
+_DETOKENIZE = BodyReader(DetokenizeRequest)
+
+
+async def tokenize(request: Request) -> Response:
+    """The token ids of a prompt or of a conversation, as a completion would see them."""
+    state = state_of(request)
+    data = await read_body(request, state.max_body_bytes)
+    check_depth(data)
+    body, _ = _TOKENIZE.read(data)
+    state.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError("give either prompt or messages", "prompt")
+    if body.prompt is not None:
+        text, special = body.prompt, body.add_special_tokens is not False
+    else:
+        text, special = render(state, body), bool(body.add_special_tokens)
+    tokens = await asyncio.to_thread(state.tokenizer.encode, text, special)
+    names = [state.tokenizer.token(token) or "" for token in tokens] if body.return_token_strs else None
+    return json_response(Tokenized(len(tokens), state.engine.info.max_model_len, tokens, names))
+
+
+async def detokenize(request: Request) -> Response:
+    """The text of token ids."""
+    state = state_of(request)
+    data = await read_body(request, state.max_body_bytes)
+    body, _ = _DETOKENIZE.read(data)
+    state.check_model(body.model)
+    for token in body.tokens:
+        if not 0 <= token < state.tokenizer.vocab_size:
+            raise InvalidRequestError(
+                f"tokens: {token} is not in the vocabulary (0 to {state.tokenizer.vocab_size - 1})", "tokens"
+            )
+    text = await asyncio.to_thread(state.tokenizer.decode, body.tokens, False)
+    return json_response(Detokenized(text))

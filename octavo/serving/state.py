@@ -1,0 +1,75 @@
+"""What the handlers share: the engine, the text side of the model, names and limits; and whether it is admitting."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from starlette.requests import Request
+
+from octavo.config.engine import ServingConfig
+from octavo.engine.async_engine import AsyncEngine
+from octavo.errors import EngineDeadError, UnknownModelError
+from octavo.flow.request import GenerationRequest
+from octavo.flow.sampling_params import SamplingParams
+from octavo.telemetry.prometheus import PrometheusExporter
+from octavo.text.chat_template import ChatTemplate
+from octavo.text.tokenizer import Tokenizer
+
+
+class Inputs(Protocol):
+    """Makes requests valid; `inputs.processor.InputProcessor` does."""
+
+    def prepare(
+        self, prompt: str | Sequence[int], params: SamplingParams, request_id: str, **options: Any
+    ) -> GenerationRequest: ...
+
+
+@dataclass(slots=True)
+class ServerState:
+    """Owner: the event loop. `max_body_bytes` is `config.max_body_size` in bytes.
+
+    `models`: the names that requests may use; the first is the one that answers carry.
+    `sampling_defaults`: what requests get where they say nothing, from the model's generation_config.
+    """
+
+    engine: AsyncEngine
+    inputs: Inputs
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    config: ServingConfig
+    models: tuple[str, ...]
+    model_path: str
+    version: str
+    max_body_bytes: int
+    started: int  # seconds since the epoch
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    exporter: PrometheusExporter | None = None
+    draining: bool = False
+
+    @property
+    def healthy(self) -> bool:
+        """The engine is up and new requests are taken."""
+        return self.engine.healthy and not self.draining
+
+    def check_admission(self) -> None:
+        """Refuse new work while the server drains.
+
+        Raises:
+            EngineDeadError: it does.
+        """
+        if self.draining:
+            raise EngineDeadError("the server is shutting down and takes no new requests")
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a model that is not served; no name means the one there is.
+
+        Raises:
+            UnknownModelError: names the models that are.
+        """
+        if name and name not in self.models:
+            raise UnknownModelError(f"The model `{name[:128]}` does not exist; served: {', '.join(self.models)}")
+
+
+def state_of(request: Request) -> ServerState:
+    """The state of the application that a request came to."""
+    return request.app.state.server
