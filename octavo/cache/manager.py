@@ -1,0 +1,256 @@
+"""Gives sequences their cache blocks, shares what may be shared, and forgets the right things first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from octavo.cache.block import BlockHash, extend_hashes, root_hash
+from octavo.cache.eviction import EvictionKey, lru
+from octavo.cache.group import KVCacheGroup
+from octavo.cache.pool import BlockPool
+from octavo.cache.prefix_index import PrefixIndex
+from octavo.cache.table import BlockTable, NewBlocks, PrefixMatch, SequenceBlocks
+from octavo.errors import ConfigError
+
+_UNLIMITED = 1 << 60  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """How a cache is laid out.
+
+    `fingerprint` names what else changes the numbers in a block: the model's content, the cache's element type.
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    prefix_caching: bool = True
+    eviction: EvictionKey = lru
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """A reading; used + cached + free == num_blocks. Counters only grow."""
+
+    num_blocks: int
+    used: int  # referenced by sequences
+    cached: int  # not referenced, contents kept
+    free: int
+    evictions: int
+
+
+class CacheManager:
+    """The only part of the cache that the scheduler talks to. Ids only, never tensors.
+
+    A block is written by one sequence until it is full; only full, computed blocks are published, and a published block
+    is never written again. So whoever shares a block shares something constant. (Sharing a block before it is full
+    needs a copy when it is written: `flow.plan.BlockCopy` is there for that.)
+
+    Raises:
+        ConfigError: not even one token fits into the blocks.
+    """
+
+    def __init__(self, groups: Sequence[KVCacheGroup], options: CacheOptions) -> None:
+        if options.num_blocks < len(groups):
+            raise ConfigError(
+                f"{options.num_blocks} cache blocks are too few: a token needs {len(groups)}, one for each cache group"
+            )
+        self.block_size = options.block_size
+        self.prefix_caching = options.prefix_caching
+        self.no_blocks: NewBlocks = tuple(() for _ in groups)
+        self._groups = tuple(groups)
+        self._sliding = tuple(index for index, group in enumerate(groups) if group.window is not None)
+        self._fingerprint = options.fingerprint
+        self._index = PrefixIndex([group.tail(options.block_size) for group in groups])
+        self._pool = BlockPool(options.num_blocks, options.eviction, self._index.remove)
+        self._generation = 0
+
+    def open(self, salt: str = "") -> SequenceBlocks:
+        """The (empty) blocks of a new sequence. Only sequences of equal `salt` ever share a block."""
+        publish_at = self.block_size if self.prefix_caching else _UNLIMITED
+        return SequenceBlocks(tuple(BlockTable() for _ in self._groups), salt, publish_at)
+
+    def match_prefix(self, held: SequenceBlocks, token_ids: Sequence[int], limit: int | None = None) -> PrefixMatch:
+        """The longest cached prefix that every group can use, in whole blocks.
+
+        Args:
+            limit: most tokens to take from the cache. At least the last token is always left to compute.
+        """
+        size = self.block_size
+        most = len(token_ids) - 1 if limit is None else min(limit, len(token_ids) - 1)
+        if not self.prefix_caching or most < size or not len(self._index):
+            return PrefixMatch(0, self.no_blocks, (0,) * len(self._groups))
+        self._refresh(held)
+        hashes = held.hashes
+
+        def key_at(index: int) -> BlockHash:
+            while len(hashes) <= index:
+                extend_hashes(hashes, held.root, token_ids, size)
+            return hashes[index]
+
+        length = self._index.longest(key_at, most // size)
+        firsts = tuple(self._index.first_needed(group, length) for group in range(len(self._groups)))
+        # What a window group does not need is never read: any id stands for it.
+        blocks = tuple(
+            (0,) * first + tuple(self._index.block(group, hashes[index]) for index in range(first, length))
+            for group, first in enumerate(firsts)
+        )
+        return PrefixMatch(length * size, blocks, firsts)
+
+    def room(self, held: SequenceBlocks, start: int, match: PrefixMatch | None = None) -> int:
+        """The most tokens from position `start` on that `reserve` would grant now."""
+        if match is not None:
+            return self._tokens_in(self._pool.available - self._revived(match))
+        self._slide(held, start)
+        return held.capacity - start + self._tokens_in(self._pool.available)
+
+    def reserve(
+        self, held: SequenceBlocks, start: int, count: int, match: PrefixMatch | None = None
+    ) -> NewBlocks | None:
+        """Make room for `count` tokens from position `start` on, in all groups or in none.
+
+        Blocks that the windows have slid past go back to the pool first.
+
+        Args:
+            match: for a sequence that holds nothing: the cached prefix to take over, `match.tokens == start`.
+
+        Returns:
+            The entries that each group's table gained; None when there are not enough blocks.
+        """
+        if start + count <= held.capacity:
+            return self.no_blocks
+        pool, groups = self._pool, len(self._groups)
+        if match is None:
+            self._slide(held, start)
+            needed, length = 0, len(held.tables[0].blocks) if groups else 0
+        else:
+            needed, length = self._revived(match), match.tokens // self.block_size
+        grow = -(-(start + count) // self.block_size) - length
+        if needed + grow * groups > pool.available:
+            return None
+        if held.capacity == 0:
+            self._refresh(held)
+        if match is not None:
+            self._take_over(held, match)
+        taken = pool.allocate(grow * groups)
+        gained: NewBlocks = tuple(tuple(taken[group * grow : (group + 1) * grow]) for group in range(groups))
+        for table, blocks in zip(held.tables, gained, strict=True):
+            table.blocks.extend(blocks)
+        held.capacity = (length + grow) * self.block_size
+        if match is None:
+            return gained
+        return tuple(cached + fresh for cached, fresh in zip(match.blocks, gained, strict=True))
+
+    def publish(self, held: SequenceBlocks, token_ids: Sequence[int], computed: int) -> None:
+        """Make the full blocks among the first `computed` tokens findable. Their contents must be there."""
+        size = self.block_size
+        first, last = held.publish_at // size - 1, computed // size
+        held.publish_at = (last + 1) * size
+        if held.generation != self._generation:
+            return  # begun before the cache was reset
+        for index in range(first, last):
+            if len(held.hashes) <= index:
+                extend_hashes(held.hashes, held.root, token_ids, size)
+            key = held.hashes[index]
+            for group, table in enumerate(held.tables):
+                if index >= table.first and self._index.insert(group, key, table.blocks[index]):
+                    self._pool.keep(table.blocks[index], index)
+
+    def release(self, held: SequenceBlocks, forget: bool = False) -> None:
+        """Give back everything. With `forget`, what the sequence published or read is not offered to others again."""
+        for table in held.tables:
+            blocks = table.held()
+            if forget:
+                for block in blocks:
+                    self._forget(block)
+            self._pool.release(blocks)
+            table.clear()
+        held.capacity = 0
+        held.publish_at = self.block_size if self.prefix_caching else _UNLIMITED
+
+    def longest_sequence(self, chunked: bool) -> int:
+        """The most tokens that one sequence alone can hold; without chunks its prompt is computed at once."""
+        low, high = 0, _UNLIMITED
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.peak(middle, 1 if chunked else middle) <= self._pool.num_blocks:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def peak(self, length: int, chunk: int) -> int:
+        """Most blocks that a sequence of `length` tokens ever holds when at most `chunk` are computed at once."""
+        return sum(group.peak(length, chunk, self.block_size) for group in self._groups)
+
+    def shared(self, match: PrefixMatch) -> int:
+        """How many of a match's blocks others hold at this moment: they cost nothing."""
+        needed = sum(len(blocks) - first for blocks, first in zip(match.blocks, match.firsts, strict=True))
+        return needed - self._revived(match)
+
+    @property
+    def available(self) -> int:
+        """Blocks that could be given out now."""
+        return self._pool.available
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks."""
+        return self._pool.num_blocks
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached contents. Running sequences keep their blocks but never share them any more."""
+        self._generation += 1
+        self._index.clear()
+        self._pool.drop_all()
+        return True
+
+    def stats(self) -> CacheStats:
+        """A reading."""
+        pool = self._pool
+        free = pool.available - pool.cached
+        return CacheStats(pool.num_blocks, pool.num_blocks - pool.available, pool.cached, free, pool.evictions)
+
+    def _refresh(self, held: SequenceBlocks) -> None:
+        """Hashes made before the last reset do not count any more."""
+        if held.generation != self._generation:
+            held.generation = self._generation
+            held.root = root_hash(self._fingerprint, str(self.block_size), str(self._generation), held.salt)
+            held.hashes.clear()
+
+    def _revived(self, match: PrefixMatch) -> int:
+        """How many of a match's blocks count as available now but would not when the match is taken over."""
+        references = self._pool.references
+        return sum(
+            references[block] == 0
+            for blocks, first in zip(match.blocks, match.firsts, strict=True)
+            for block in blocks[first:]
+        )
+
+    def _take_over(self, held: SequenceBlocks, match: PrefixMatch) -> None:
+        self._pool.share(chain.from_iterable(b[first:] for b, first in zip(match.blocks, match.firsts, strict=True)))
+        for table, blocks, first in zip(held.tables, match.blocks, match.firsts, strict=True):
+            table.blocks = list(blocks)
+            table.first = first
+        if self.prefix_caching:
+            held.publish_at = match.tokens + self.block_size
+
+    def _slide(self, held: SequenceBlocks, position: int) -> None:
+        """Let go of what no query from `position` on reads."""
+        for group in self._sliding:
+            table = held.tables[group]
+            first = min(self._groups[group].first_read(position, self.block_size), len(table.blocks))
+            if first > table.first:
+                self._pool.release(table.blocks[table.first : first])
+                table.first = first
+
+    def _forget(self, block: int) -> None:
+        if block in self._index:
+            self._index.remove(block)
+            self._pool.drop(block)
+
+    def _tokens_in(self, blocks: int) -> int:
+        """Tokens that `blocks` can hold, when each group needs its own."""
+        groups = len(self._groups)
+        return blocks // groups * self.block_size if groups else _UNLIMITED

@@ -1,0 +1,56 @@
+"""Which blocks hold one sequence's tokens, in each cache group."""
+
+from dataclasses import dataclass, field
+
+from octavo.cache.block import BlockHash, BlockId
+
+NewBlocks = tuple[tuple[BlockId, ...], ...]  # per group
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """One sequence's blocks in one group: entry i holds the tokens from i * block_size on.
+
+    Entries before `first` are stale: the sequence slid past them (or never had them) and nobody reads them.
+    """
+
+    blocks: list[BlockId] = field(default_factory=list[BlockId])
+    first: int = 0
+
+    def held(self) -> list[BlockId]:
+        """The blocks that the sequence holds a reference to."""
+        return self.blocks[self.first :]
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        self.blocks.clear()
+        self.first = 0
+
+
+@dataclass(slots=True)
+class SequenceBlocks:
+    """What the cache knows of one sequence. All tables have the same length. Written by the CacheManager only.
+
+    `capacity` and `publish_at` are what the scheduler reads in every step, so that it calls the manager only when a
+    block border is crossed.
+    """
+
+    tables: tuple[BlockTable, ...]
+    salt: str
+    publish_at: int  # tokens that must be computed before another full block can be published
+    capacity: int = 0  # tokens that the tables have room for
+    generation: int = -1  # of the prefix cache that `hashes` belong to
+    root: BlockHash = b""
+    hashes: list[BlockHash] = field(default_factory=list[BlockHash])  # of the leading full blocks, as far as known
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """Cached blocks for the first `tokens` tokens of a sequence; an observation, nothing is held by it.
+
+    `blocks[g]` is group g's table up to there, `firsts[g]` its first entry that must be held.
+    """
+
+    tokens: int
+    blocks: NewBlocks
+    firsts: tuple[int, ...]

@@ -1,0 +1,57 @@
+"""An engine in the caller's process and thread: `receive` runs the steps."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from octavo.engine.client import EngineInfo, EngineStats
+from octavo.engine.loop import EngineLoop
+from octavo.flow.request import GenerationRequest
+from octavo.flow.result import SequenceOutput
+
+
+class LocalClient:
+    """An `EngineClient` around a loop. Not thread-safe: one owner.
+
+    Args:
+        info: what the engine is.
+        loop: closed by `close`.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, info: EngineInfo, loop: EngineLoop, clock: Callable[[], float] = time.monotonic) -> None:
+        self.info = info
+        self._loop = loop
+        self._clock = clock
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Take a request on.
+
+        Raises:
+            InvalidRequestError, PromptTooLongError, OverloadedError: it is refused.
+        """
+        self._loop.submit(request)
+
+    def cancel(self, request_ids: Sequence[str]) -> None:
+        """End requests; their streams' last outputs come with the next `receive`."""
+        self._loop.cancel(request_ids)
+
+    def receive(self, timeout: float | None = None) -> list[SequenceOutput]:
+        """Run steps until one has outputs, nothing is left to do, or `timeout` seconds passed (at least one step)."""
+        deadline = None if timeout is None else self._clock() + timeout
+        while self._loop.has_work:
+            outputs = self._loop.step()
+            if outputs or (deadline is not None and self._clock() >= deadline):
+                return outputs
+        return []
+
+    def stats(self) -> EngineStats:
+        """A reading of the engine."""
+        return self._loop.stats()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes."""
+        return self._loop.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Release the engine."""
+        self._loop.close()

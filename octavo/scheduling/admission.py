@@ -1,0 +1,82 @@
+"""Which requests are taken on, and what a refused one is told."""
+
+from octavo.errors import ConfigError, InvalidRequestError, OverloadedError, PromptTooLongError
+from octavo.flow.request import GenerationRequest
+from octavo.scheduling.budget import SchedulerLimits
+
+_RETRY_SECONDS = (1.0, 60.0)
+
+
+def check_limits(limits: SchedulerLimits) -> None:
+    """Refuse limits under which nothing, or not everything, could run.
+
+    Raises:
+        ConfigError: says which and why.
+    """
+    if min(limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len) < 1:
+        raise ConfigError("max_num_seqs, max_num_batched_tokens and max_model_len must be at least 1")
+    if not limits.enable_chunked_prefill and limits.max_num_batched_tokens < limits.max_model_len:
+        raise ConfigError(
+            f"without chunked prefill a step must hold the longest sequence: max_num_batched_tokens "
+            f"{limits.max_num_batched_tokens} is less than max_model_len {limits.max_model_len}"
+        )
+
+
+class Admission:
+    """Checks requests and learns how fast places become free. Mutable; the Scheduler owns it.
+
+    Args:
+        capacity: most tokens of one sequence that the cache can hold.
+        cache: the cache's size in words, for messages.
+    """
+
+    def __init__(self, limits: SchedulerLimits, capacity: int, cache: str) -> None:
+        check_limits(limits)
+        self._limits = limits
+        self._capacity = capacity
+        self._cache = cache
+        self._interval = 0.0  # seconds between two finished sequences, a running mean
+        self._last_finish = 0.0
+
+    def check(self, request: GenerationRequest, waiting: int) -> None:
+        """Refuse what cannot be served.
+
+        Args:
+            waiting: requests of which nothing has started yet.
+
+        Raises:
+            InvalidRequestError: there is nothing to continue.
+            PromptTooLongError: it could never run; the message has the numbers.
+            OverloadedError: too many requests wait.
+        """
+        prompt, limits = len(request.prompt_token_ids), self._limits
+        if not prompt or request.n < 1:
+            raise InvalidRequestError("a request needs at least one prompt token and one sample", "prompt")
+        if prompt + min(1, request.stopping.max_tokens) > limits.max_model_len:
+            raise PromptTooLongError(
+                f"the prompt has {prompt} tokens; prompt and answer together may have {limits.max_model_len} "
+                "(max_model_len)",
+                "prompt",
+            )
+        if prompt > self._capacity:
+            raise PromptTooLongError(
+                f"the prompt has {prompt} tokens; the whole KV cache ({self._cache}) holds {self._capacity} of one "
+                "sequence",
+                "prompt",
+            )
+        if limits.max_waiting is not None and waiting >= limits.max_waiting:
+            raise OverloadedError(
+                f"{waiting} requests wait already; the limit is {limits.max_waiting}", self._retry_after(waiting)
+            )
+
+    def finished(self, now: float, idle: bool) -> None:
+        """A sequence came to its end. After an idle time the next interval does not count."""
+        if self._last_finish:
+            weight = 0.1 if self._interval else 1.0
+            self._interval += weight * (now - self._last_finish - self._interval)
+        self._last_finish = 0.0 if idle else now
+
+    def _retry_after(self, waiting: int) -> float:
+        """Seconds until half of the queue is gone, at the present rate."""
+        least, most = _RETRY_SECONDS
+        return min(most, max(least, self._interval * waiting / 2))

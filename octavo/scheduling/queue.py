@@ -1,0 +1,86 @@
+"""In which order waiting sequences are admitted."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+
+from octavo.flow.request import GenerationRequest
+from octavo.scheduling.sequence import Rank, SequenceState
+
+RankOf = Callable[[GenerationRequest, int], Rank]
+
+
+def first_come(request: GenerationRequest, sequence: int) -> Rank:
+    """In order of arrival."""
+    del request
+    return (0, sequence)
+
+
+def by_priority(request: GenerationRequest, sequence: int) -> Rank:
+    """The lowest priority value first, then in order of arrival."""
+    return (request.priority, sequence)
+
+
+# A rank orders both the queue and, backwards, the victims of preemption. One order for both is what keeps the
+# sequence of the best rank running, and so everything ends.
+POLICIES: dict[str, RankOf] = {"fcfs": first_come, "priority": by_priority}
+
+
+class WaitingQueue:
+    """Sequences by rank. Sorted lists with tombstones: arrivals are mostly last, departures mostly first."""
+
+    def __init__(self) -> None:
+        self._ranks: list[Rank] = []
+        self._sequences: list[SequenceState | None] = []
+        self._head = 0
+        self._live = 0
+
+    def __len__(self) -> int:
+        return self._live
+
+    def __iter__(self) -> Iterator[SequenceState]:
+        """In order; the queue must not change meanwhile."""
+        for position in range(self._head, len(self._sequences)):
+            sequence = self._sequences[position]
+            if sequence is not None:
+                yield sequence
+
+    def push(self, sequence: SequenceState) -> None:
+        """Add a sequence that is not in the queue."""
+        rank = sequence.rank
+        self._live += 1
+        if not self._ranks or rank > self._ranks[-1]:
+            self._ranks.append(rank)
+            self._sequences.append(sequence)
+            return
+        position = bisect_left(self._ranks, rank, self._head)
+        if position == self._head and self._head:  # back to the front, as after a preemption
+            self._head = position = self._head - 1
+            self._ranks[position], self._sequences[position] = rank, sequence
+        elif self._ranks[position] == rank:  # its own tombstone
+            self._sequences[position] = sequence
+        else:
+            self._ranks.insert(position, rank)
+            self._sequences.insert(position, sequence)
+
+    def first(self) -> SequenceState | None:
+        """Whose turn it is."""
+        return self._sequences[self._head] if self._live else None
+
+    def remove(self, sequence: SequenceState) -> None:
+        """Take a sequence out that is in the queue."""
+        position = bisect_left(self._ranks, sequence.rank, self._head)
+        self._sequences[position] = None
+        self._live -= 1
+        size = len(self._sequences)
+        if not self._live:
+            self._head = size
+        while self._head < size and self._sequences[self._head] is None:
+            self._head += 1
+        if size > 64 and self._live * 2 < size:
+            self._compact()
+
+    def _compact(self) -> None:
+        kept = list(self)
+        self._ranks = [sequence.rank for sequence in kept]
+        self._sequences = [*kept]
+        self._head = 0

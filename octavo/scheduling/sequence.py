@@ -1,0 +1,127 @@
+"""What the scheduler remembers of one sample stream of a request, from its arrival to its end."""
+
+from dataclasses import dataclass, replace
+
+from octavo.cache.table import NewBlocks, SequenceBlocks
+from octavo.flow.plan import PlannedRow, SlotArrival
+from octavo.flow.request import GenerationRequest, Sampling
+from octavo.flow.result import FinishReason, SequenceOutput, SequenceTimes, TokenLogprobs
+
+Rank = tuple[int, int]  # lower goes first
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """One sequence. Mutable; the Scheduler owns it.
+
+    `slot` is -1 unless the sequence runs. Of `token_ids` the first `computed` are in the cache; the last one never is
+    until the step that draws its successor. Lengths count prompt and output tokens.
+    """
+
+    id: int
+    index: int  # sample stream of the request
+    request: GenerationRequest
+    sampling: Sampling
+    rank: Rank
+    blocks: SequenceBlocks
+    token_ids: list[int]
+    prompt_len: int
+    end_len: int  # it ends at this length
+    stop_after: int  # stop ids count beyond this length
+    stop_ids: frozenset[int]
+    computed: int = 0
+    slot: int = -1
+    num_cached: int = 0
+    prompt_scored: int = 0  # prompt log-probabilities that were delivered
+    preemptions: int = 0
+    started: bool = False
+    parked: bool = False  # waits for the request's first stream to compute the prompt
+    scheduled: float = 0.0  # 0: not yet
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+    @property
+    def pending(self) -> int:
+        """Tokens to compute until the next one can be drawn."""
+        return len(self.token_ids) - self.computed
+
+    @property
+    def match_limit(self) -> int | None:
+        """Most tokens that may come from the prefix cache: what must still be scored has to be computed."""
+        if self.sampling.prompt_logprobs is None or self.prompt_scored >= self.prompt_len - 1:
+            return None
+        return self.prompt_scored
+
+    def arrival(self) -> SlotArrival:
+        """What the executor is told when the sequence gets its slot."""
+        stop_ids = tuple(sorted(self.stop_ids))
+        return SlotArrival(self.slot, self.id, tuple(self.token_ids), self.prompt_len, self.sampling, stop_ids)
+
+    def row(self, count: int, new_blocks: NewBlocks) -> PlannedRow:
+        """The next `count` tokens' part of a step."""
+        end = self.computed + count
+        samples = end == len(self.token_ids)
+        return PlannedRow(
+            self.id,
+            self.slot,
+            self.computed,
+            count,
+            new_blocks,
+            samples,
+            end - self.prompt_len if samples else 0,
+            samples and end < self.stop_after,
+        )
+
+    def take_scores(self, start: int, entries: tuple[TokenLogprobs, ...]) -> tuple[TokenLogprobs, ...]:
+        """Prompt log-probabilities from position `start` on, without those delivered before a preemption."""
+        seen = self.prompt_scored
+        self.prompt_scored = max(seen, start + len(entries))
+        return entries[max(0, seen - start) :]
+
+    def times(self) -> SequenceTimes:
+        """Clock readings so far; 0 where something did not happen."""
+        return SequenceTimes(self.request.arrival, self.scheduled, self.first_token, self.last_token, self.preemptions)
+
+    def scored(self, prompt: tuple[TokenLogprobs, ...]) -> SequenceOutput:
+        """Prompt log-probabilities without a token."""
+        return SequenceOutput(
+            self.request.id, self.index, (), prompt_logprobs=prompt, num_cached_tokens=self.num_cached
+        )
+
+    def finish(self, reason: FinishReason, error: str | None = None) -> SequenceOutput:
+        """An end without a token."""
+        return SequenceOutput(
+            self.request.id,
+            self.index,
+            (),
+            finish_reason=reason,
+            num_cached_tokens=self.num_cached,
+            times=self.times(),
+            error=error,
+        )
+
+
+def open_sequence(
+    id: int, index: int, request: GenerationRequest, rank: Rank, blocks: SequenceBlocks, longest: int
+) -> SequenceState:
+    """The state of a new stream.
+
+    Args:
+        longest: most tokens that a sequence may have.
+    """
+    stopping, prompt = request.stopping, request.prompt_token_ids
+    sampling = request.sampling
+    stop_ids = stopping.stop_token_ids if stopping.ignore_eos else stopping.stop_token_ids | stopping.eos_token_ids
+    return SequenceState(
+        id=id,
+        index=index,
+        request=request,
+        sampling=replace(sampling, seed=sampling.seed + index) if index else sampling,
+        rank=rank,
+        blocks=blocks,
+        token_ids=list(prompt),
+        prompt_len=len(prompt),
+        end_len=min(len(prompt) + stopping.max_tokens, longest),
+        stop_after=len(prompt) + stopping.min_tokens,
+        stop_ids=stop_ids,
+    )
