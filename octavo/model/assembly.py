@@ -1,0 +1,132 @@
+"""Walks a DecoderSpec and says which weights it has, of which sizes: once to plan a load, once to put it together."""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from octavo.model.blocks.attention import AttentionWeights
+from octavo.model.blocks.mlp import MlpWeights
+from octavo.model.blocks.norm import NormWeights
+from octavo.model.decoder import BlockWeights, BranchWeights, DecoderWeights, LayerWeights
+from octavo.ops.weight import PackedWeight
+from octavo.spec.decoder import AttentionSpec, BranchSpec, DecoderSpec, DenseMlpSpec, LayerSpec, NormSpec
+
+V_co = TypeVar("V_co", covariant=True)
+V = TypeVar("V")
+
+# A part of a stacked weight: its canonical name, and its rows.
+Part = tuple[str, int]
+
+
+class Take(Protocol[V_co]):
+    """Gives the weights the walk asks for. `name` is unique in the model; `place` is "" or "layers.{i}."."""
+
+    def matrix(self, place: str, name: str, parts: Sequence[Part], columns: int) -> PackedWeight:
+        """`parts` stacked along the output axis; `name` is also the canonical name when the file has them stacked."""
+        ...
+
+    def gain(self, place: str, name: str, width: int) -> V_co:
+        """A norm's weight."""
+        ...
+
+    def bias(self, place: str, name: str, parts: Sequence[Part]) -> V_co:
+        """Biases of `parts`, one after the other."""
+        ...
+
+
+def assemble(spec: DecoderSpec, take: Take[V]) -> DecoderWeights[V]:
+    """All weights of a decoder, asked from `take` one after the other."""
+    embedding, head, hidden = spec.embedding, spec.head, spec.hidden
+    vocab, width = embedding.vocab, embedding.width
+    embed = take.matrix("", "embed", [("embed", vocab)], width)
+    head_width = width if head.project else hidden
+    if head.tied and head_width != width:
+        raise ValueError(f"a tied head needs the embedding's width {width}, not {head_width}")
+    rows = embedding.positions
+    return DecoderWeights(
+        embed=embed,
+        positions=take.matrix("", "positions", [("positions", rows)], hidden) if rows is not None else None,
+        embed_norm=_norm(embedding.norm, take, "", "embed_norm", hidden),
+        project_in=take.matrix("", "project_in", [("project_in", hidden)], width) if embedding.project else None,
+        layers=tuple(_layer(layer, take, f"layers.{i}.", hidden) for i, layer in enumerate(spec.layers)),
+        final_norm=_norm(spec.final_norm, take, "", "final_norm", hidden),
+        project_out=take.matrix("", "project_out", [("project_out", width)], hidden) if head.project else None,
+        head=embed if head.tied else take.matrix("", "head", [("head", vocab)], head_width),
+        head_bias=take.bias("", "head", [("head", vocab)]) if head.bias else None,
+    )
+
+
+def _layer(spec: LayerSpec, take: Take[V], place: str, hidden: int) -> LayerWeights[V]:
+    last = len(spec.blocks) - 1
+    blocks: list[BlockWeights[V]] = []
+    for b, block in enumerate(spec.blocks):
+        ends = [b == last and r == len(block.branches) - 1 for r in range(len(block.branches))]
+        names = [branch_name(b, r, last=end) for r, end in enumerate(ends)]
+        branches = tuple(
+            _branch(branch, take, place, name, hidden) for branch, name in zip(block.branches, names, strict=True)
+        )
+        blocks.append(
+            BlockWeights(
+                branches=branches,
+                norm=_norm(block.norm, take, place, f"{names[0]}.shared_norm", hidden),
+                post_norm=_norm(block.post_norm, take, place, f"{names[0]}.sum_norm", hidden),
+                after_norm=_norm(block.after_norm, take, place, f"{names[0]}.after_norm", hidden),
+            )
+        )
+    return LayerWeights(tuple(blocks))
+
+
+def branch_name(block: int, branch: int, *, last: bool) -> str:
+    """The canonical name of a branch: the first of a layer is "mixer", the last "mlp", others are numbered."""
+    if block == 0 and branch == 0:
+        return "mixer"
+    return "mlp" if last else f"blocks.{block}.{branch}"
+
+
+def _branch(spec: BranchSpec, take: Take[V], place: str, name: str, hidden: int) -> BranchWeights[V]:
+    body = (
+        _attention(spec.body, take, place, name, hidden)
+        if isinstance(spec.body, AttentionSpec)
+        else _mlp(spec.body, take, place, name, hidden)
+    )
+    return BranchWeights(
+        body=body,
+        norm=_norm(spec.norm, take, place, f"{name}.norm", hidden),
+        post_norm=_norm(spec.post_norm, take, place, f"{name}.post_norm", hidden),
+    )
+
+
+def _attention(spec: AttentionSpec, take: Take[V], place: str, name: str, hidden: int) -> AttentionWeights[V]:
+    width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    qkv = [(f"{name}.q", width), (f"{name}.k", kv_width), (f"{name}.v", kv_width)]
+    out = [(f"{name}.out", hidden)]
+    normed = spec.qk_norm is not None and spec.qk_norm.weight
+    return AttentionWeights(
+        qkv=take.matrix(place, f"{name}.qkv", qkv, hidden),
+        qkv_bias=take.bias(place, f"{name}.qkv", qkv) if spec.qkv_bias else None,
+        q_norm=take.gain(place, f"{name}.q_norm", spec.head_dim) if normed else None,
+        k_norm=take.gain(place, f"{name}.k_norm", spec.head_dim) if normed else None,
+        out=take.matrix(place, f"{name}.out", out, width),
+        out_bias=take.bias(place, f"{name}.out", out) if spec.out_bias else None,
+    )
+
+
+def _mlp(spec: DenseMlpSpec, take: Take[V], place: str, name: str, hidden: int) -> MlpWeights[V]:
+    gated_up = [(f"{name}.gate", spec.width), (f"{name}.up", spec.width)]
+    up = gated_up if spec.gated else gated_up[1:]
+    stacked = f"{name}.gate_up" if spec.gated else f"{name}.up"
+    down = [(f"{name}.down", hidden)]
+    return MlpWeights(
+        up=take.matrix(place, stacked, up, hidden),
+        up_bias=take.bias(place, stacked, up) if spec.bias else None,
+        down=take.matrix(place, f"{name}.down", down, spec.width),
+        down_bias=take.bias(place, f"{name}.down", down) if spec.bias else None,
+    )
+
+
+def _norm(spec: NormSpec | None, take: Take[V], place: str, name: str, width: int) -> NormWeights[V] | None:
+    if spec is None:
+        return None
+    return NormWeights(
+        weight=take.gain(place, name, width) if spec.weight else None,
+        bias=take.bias(place, name, [(name, width)]) if spec.bias else None,
+    )

@@ -1,0 +1,64 @@
+"""Which family reads which checkpoint: the one list. A new family is a module here and one line below."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+from octavo.errors import UnsupportedError
+from octavo.model.families import gemma3, gpt2, llama, opt, qwen2, qwen3
+from octavo.model.families.table import WeightTable
+from octavo.ops.weight import StoredTensor
+from octavo.spec.decoder import DecoderSpec
+
+
+class Family(Protocol):
+    """What a family's module holds."""
+
+    __name__: str
+    ARCHITECTURES: tuple[str, ...]  # names in config.json's `architectures`
+    GGUF_ARCHITECTURES: tuple[str, ...]  # names in GGUF's `general.architecture`
+    WEIGHTS: WeightTable
+    GGUF_WEIGHTS: WeightTable
+
+    def read_spec(self, config: Mapping[str, Any]) -> DecoderSpec: ...
+
+    def read_gguf_config(self, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> dict[str, Any]: ...
+
+
+FAMILIES = cast(tuple[Family, ...], (llama, qwen2, qwen3, gemma3, opt, gpt2))
+
+TABLE: dict[str, Family] = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
+GGUF_TABLE: dict[str, Family] = {name: family for family in FAMILIES for name in family.GGUF_ARCHITECTURES}
+
+
+def family_name(family: Family) -> str:
+    """Its module's last name: "llama", "gemma3", ..."""
+    return family.__name__.rpartition(".")[2]
+
+
+def family_of(architectures: object) -> Family:
+    """The family of a config.json's `architectures`.
+
+    Raises:
+        UnsupportedError: none reads it; lists those that are read.
+    """
+    names = (
+        [name for name in cast(list[object], architectures) if isinstance(name, str)]
+        if isinstance(architectures, list)
+        else []
+    )
+    for name in names:
+        if name in TABLE:
+            return TABLE[name]
+    raise UnsupportedError(f"architecture {', '.join(names) or 'missing in config.json'}; there are {', '.join(TABLE)}")
+
+
+def family_of_gguf(architecture: object) -> Family:
+    """The family of a GGUF file's `general.architecture`.
+
+    Raises:
+        UnsupportedError: as `family_of`.
+    """
+    family = GGUF_TABLE.get(architecture) if isinstance(architecture, str) else None
+    if family is None:
+        raise UnsupportedError(f"GGUF architecture {architecture!r}; there are {', '.join(GGUF_TABLE)}")
+    return family

@@ -1,0 +1,44 @@
+"""How a family says where its weights are: canonical names on the left, the file's names and transforms on the right.
+
+Canonical names: `embed positions embed_norm project_in final_norm project_out head`; in a layer, `mixer.` (the first
+branch) and `mlp.` (the last one) before `norm post_norm after_norm`, and attention's `q k v` (or `qkv`, stacked in this
+order) `out q_norm k_norm`, an MLP's `gate up` (or `gate_up`) `down`. A name stands for a module: its matrix or gain
+ends with ".weight", its bias with ".bias". What a model needs of the table, its spec says.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One module of a checkpoint. In `names`, the first that exists is taken; {p} is the file's prefix, {i} the layer.
+
+    transpose: the file has [in, out]. add_one: the gain is stored less one. unpair: rows of each head come in
+    consecutive rotary pairs, and are reordered to halves. first_row: rows before it are dropped.
+    """
+
+    names: tuple[str, ...]
+    transpose: bool = False
+    add_one: bool = False
+    unpair: bool = False
+    first_row: int = 0
+
+
+def at(*names: str, transpose: bool = False, add_one: bool = False, unpair: bool = False, first_row: int = 0) -> Source:
+    """A Source, shorter to write."""
+    return Source(names, transpose, add_one, unpair, first_row)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTable:
+    """All sources of a family in one file layout.
+
+    prefixes: what {p} may be; the first with which an `embed` exists is the file's.
+    ignore: shell patterns of tensors that are known and not needed. Any other unused tensor is an error.
+    """
+
+    model: Mapping[str, Source]
+    layer: Mapping[str, Source]
+    prefixes: tuple[str, ...] = ("",)
+    ignore: tuple[str, ...] = ()
