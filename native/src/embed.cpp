@@ -1,0 +1,115 @@
+// One row of a packed table as floats: the values of one lane of a panel.
+#include <string.h>
+
+#include "formats.h"
+#include "linear.h"
+#include "simd/convert.h"
+
+namespace octavo {
+namespace {
+
+uint32_t word_at(const uint8_t* plane, int64_t index, int lane) {
+  uint32_t word;
+  memcpy(&word, plane + (index * kLanes + lane) * 4, 4);
+  return word;
+}
+
+float half_at(const uint8_t* plane, int64_t index, int lane) {
+  uint16_t bits;
+  memcpy(&bits, plane + (index * kLanes + lane) * 2, 2);
+  return from_f16(bits);
+}
+
+// Where input k stands in a word of 1-bit and 2-bit codes; formats.h draws it.
+int bit_position(int bits, int64_t k) {
+  const int byte = static_cast<int>(8 * (k % 8 / 2)), odd = static_cast<int>(k % 2);
+  return bits == 1 ? byte + static_cast<int>(2 * (k % 32 / 8)) + odd
+                   : byte + 2 * (2 * static_cast<int>(k % 16 / 8) + odd);
+}
+
+uint32_t plane_code(const uint8_t* plane, int bits, int64_t k, int lane) {
+  if (bits == 8) return plane[k * kLanes + lane];
+  if (bits == 4) return word_at(plane, k / 8, lane) >> (4 * (k % 8)) & 15;
+  return word_at(plane, k / (32 / bits), lane) >> bit_position(bits, k) & ((1u << bits) - 1);
+}
+
+float value_of_code(const Format& f, uint32_t code) {
+  if (f.values == Values::iq4_nl) return kIq4Nl[code];
+  if (f.values == Values::mxfp4) return kMxfp4[code];
+  if (f.low_bits == 8) return static_cast<float>(static_cast<int8_t>(code));
+  return static_cast<float>(static_cast<int>(code) - f.offset);
+}
+
+float scale_of_group(const Format& f, const PanelLayout& at, const uint8_t* panel, int64_t group, int lane) {
+  if (f.scale == Scale::half) return half_at(panel + at.scale, group, lane);
+  const uint8_t byte = panel[at.scale + group * kLanes + lane];
+  if (f.scale == Scale::exponent) return byte < 2 ? float_of(0x00200000u << byte) : float_of((byte - 1u) << 23);
+  const float d = half_at(panel + at.super_scale, group / (kSuperblock / f.group), lane);
+  if (f.scale == Scale::signed_bytes) return d * static_cast<float>(static_cast<int8_t>(byte));
+  return d * static_cast<float>(f.scale == Scale::nibbles ? byte & 15 : byte);
+}
+
+float min_of_group(const Format& f, const PanelLayout& at, const uint8_t* panel, int64_t group, int lane) {
+  if (f.scale == Scale::half) return half_at(panel + at.min, group, lane);
+  const float d = half_at(panel + at.super_min, group / (kSuperblock / f.group), lane);
+  const int byte = f.scale == Scale::nibbles ? panel[at.scale + group * kLanes + lane] >> 4
+                                             : panel[at.min + group * kLanes + lane];
+  return -(d * static_cast<float>(byte));
+}
+
+void block_lane(int32_t format, const uint8_t* panel, int lane, int64_t cols, float* out) {
+  const Format f = format_of(format);
+  const PanelLayout at = panel_layout(format, cols);
+  for (int64_t group = 0; group < cols / f.group; ++group) {
+    const float scale = scale_of_group(f, at, panel, group, lane);
+    const float min = f.mins ? min_of_group(f, at, panel, group, lane) : 0.0f;
+    for (int64_t k = group * f.group; k < (group + 1) * f.group; ++k) {
+      uint32_t code = plane_code(panel + at.low, f.low_bits, k, lane);
+      if (f.high_bits) code |= plane_code(panel + at.high, f.high_bits, k, lane) << f.low_bits;
+      const float product = scale * value_of_code(f, code);
+      out[k] = f.mins ? product + min : product;
+    }
+  }
+}
+
+void read_lane(int32_t format, const uint8_t* panel, int lane, int64_t cols, float* out) {
+  uint16_t bits;
+  switch (format) {
+    case OCTAVO_F32:
+      for (int64_t k = 0; k < cols; ++k) memcpy(out + k, panel + (k * kLanes + lane) * 4, 4);
+      return;
+    case OCTAVO_F16:
+      for (int64_t k = 0; k < cols; ++k) out[k] = half_at(panel, k, lane);
+      return;
+    case OCTAVO_BF16:
+      for (int64_t k = 0; k < cols; ++k) {
+        memcpy(&bits, panel + (k / 2 * kLanes + lane) * 4 + k % 2 * 2, 2);
+        out[k] = from_bf16(bits);
+      }
+      return;
+    default:
+      return block_lane(format, panel, lane, cols, out);
+  }
+}
+
+}  // namespace
+
+void embed(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep& step,
+           int64_t rows) {
+  const auto* segments = static_cast<const OctavoSegment*>(instruction.p[0]);
+  const int32_t* ids = instruction.i[2] == 0 ? step.token_ids : step.positions;
+  float* out = program.buffer[instruction.out];
+  const int64_t least = 8192 / (instruction.width > 0 ? instruction.width : 1) + 1;  // rows worth a task
+  team.parallel_ranges(rows, least, [&](int64_t begin, int64_t end, int) {
+    for (int64_t t = begin; t < end; ++t) {
+      int64_t id = ids[t];
+      const OctavoSegment* segment = segments;
+      for (; id >= segment->rows; ++segment) id -= segment->rows;
+      const uint8_t* panel = static_cast<const uint8_t*>(segment->data) +
+                             id / kLanes * panel_layout(segment->format, segment->cols).bytes;
+      read_lane(segment->format, panel, static_cast<int>(id % kLanes), segment->cols, out + t * instruction.width);
+    }
+  });
+}
+
+}  // namespace octavo

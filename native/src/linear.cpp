@@ -1,0 +1,229 @@
+// Deals a product out to the team: prepares the inputs once, then strips of panels, each for one row or a block of rows.
+#include "linear.h"
+
+#include "linear_kernels.h"
+#include "simd/vec.h"
+
+namespace octavo {
+namespace {
+
+#if defined(OCTAVO_ISA_AVX512)
+constexpr int kWidest = kMostPanels;
+#else
+constexpr int kWidest = 1;  // fewer registers: one panel and many rows reuse more
+#endif
+constexpr int64_t kWorthSharing = 16384;       // elements that one thread prepares as fast as the team
+constexpr int64_t kSmallMatrix = 1 << 20;      // bytes; below, a thread gets one run of panels
+constexpr int kTileStep = 12;                  // blocks of rows are multiples of it
+
+struct Product {
+  const OctavoSegment* segments;
+  int segment_count;
+  LinearInputs in;
+  const float* bias;      // null: none
+  const float* residual;  // null: none
+  float* out;
+  int64_t width;
+  int64_t rows;
+};
+
+Strip strip_at(const OctavoSegment& segment, int64_t panel) {
+  Strip strip{static_cast<const uint8_t*>(segment.data), panel_layout(segment.format, segment.cols)};
+  strip.panels += panel * strip.layout.bytes;
+  return strip;
+}
+
+// Adds bias and residual to a strip's totals of one row and writes what belongs to the segment.
+void finish_row(const Product& product, const OctavoSegment& segment, int64_t first_output, int64_t panel, int panels,
+                int64_t row, const float* total) {
+  for (int p = 0; p < panels; ++p) {
+    const int64_t inside = (panel + p) * kLanes;
+    const int64_t left = segment.rows - inside;
+    const int lanes = left < kLanes ? static_cast<int>(left) : kLanes;
+    const int64_t column = first_output + inside, at = row * product.width + column;
+    Vec16 value = load(total + p * kLanes);
+    if (product.bias) value = value + load_n(product.bias + column, lanes);
+    if (product.residual) value = value + load_n(product.residual + at, lanes);
+    store_n(product.out + at, value, lanes);
+  }
+}
+
+// --- preparation ---
+
+void round_row(const float* x, int64_t cols, int64_t even_cols, uint16_t* out) {
+  int64_t k = 0;
+  for (; k + kLanes <= cols; k += kLanes) store_bf16(out + k, load(x + k));
+  for (; k < cols; ++k) out[k] = to_bf16(x[k]);
+  if (cols < even_cols) out[cols] = 0;
+}
+
+void round_row_wide(const float* x, int64_t cols, int64_t even_cols, float* out) {
+  for (int64_t k = 0; k < cols; ++k) out[k] = from_bf16(to_bf16(x[k]));
+  if (cols < even_cols) out[cols] = 0.0f;
+}
+
+void sum_groups(const float* x, int64_t cols, int group, float* out) {
+  for (int64_t k = 0; k < cols; k += group) *out++ = group == 16 ? sum(load(x + k)) : sum(load(x + k) + load(x + k + 16));
+}
+
+// What the segments' formats need beside the inputs themselves.
+struct Needs {
+  bool bf16 = false, sums16 = false, sums32 = false;
+};
+
+Needs needs_of(const OctavoSegment* segments, int count) {
+  Needs needs;
+  for (int s = 0; s < count; ++s) {
+    const Format f = format_of(segments[s].format);
+    needs.bf16 |= segments[s].format == OCTAVO_BF16;
+    needs.sums16 |= f.mins && f.group == 16;
+    needs.sums32 |= f.mins && f.group == 32;
+  }
+  return needs;
+}
+
+LinearInputs prepare(Team& team, const float* x, int64_t rows, int64_t cols, const Needs& needs) {
+  const int64_t even_cols = cols + cols % 2;
+  const int64_t bf16_floats = needs.bf16 ? rows * (kHasPairs ? even_cols / 2 : even_cols) : 0;
+  const int64_t floats16 = needs.sums16 ? rows * (cols / 16) : 0, floats32 = needs.sums32 ? rows * (cols / 32) : 0;
+  LinearInputs in{x, nullptr, nullptr, nullptr, nullptr, cols, even_cols};
+  const int64_t floats = bf16_floats + floats16 + floats32;
+  if (floats == 0) return in;
+  float* rounded = team.shared(static_cast<size_t>(floats));
+  float *sums16 = rounded + bf16_floats, *sums32 = sums16 + floats16;
+  const auto prepare_rows = [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* from = x + row * cols;
+      if (needs.bf16 && kHasPairs) round_row(from, cols, even_cols, reinterpret_cast<uint16_t*>(rounded) + row * even_cols);
+      if (needs.bf16 && !kHasPairs) round_row_wide(from, cols, even_cols, rounded + row * even_cols);
+      if (needs.sums16) sum_groups(from, cols, 16, sums16 + row * (cols / 16));
+      if (needs.sums32) sum_groups(from, cols, 32, sums32 + row * (cols / 32));
+    }
+  };
+  if (rows * cols <= kWorthSharing) prepare_rows(0, rows, 0);
+  else team.parallel_ranges(rows, 1, prepare_rows);
+  if (needs.bf16 && kHasPairs) in.pairs = reinterpret_cast<const uint32_t*>(rounded);
+  if (needs.bf16 && !kHasPairs) in.rounded = rounded;
+  if (needs.sums16) in.sums16 = sums16;
+  if (needs.sums32) in.sums32 = sums32;
+  return in;
+}
+
+// --- one row: every byte of the weights is read once, so threads take long runs of each segment ---
+
+void row_strips(const Product& product, const OctavoSegment& segment, int64_t first_output, int64_t begin, int64_t end) {
+  const LinearKernel kernel = linear_kernel(segment.format);
+  for (int64_t panel = begin; panel < end;) {
+    const int panels = end - panel >= 4 ? 4 : end - panel >= 2 ? 2 : 1;
+    float total[kMostPanels * kLanes];
+    const OneRow run = panels == 4 ? kernel.four_panels : panels == 2 ? kernel.two_panels : kernel.one_panel;
+    run(strip_at(segment, panel), product.in, 0, total);
+    finish_row(product, segment, first_output, panel, panels, 0, total);
+    panel += panels;
+  }
+}
+
+void one_row(Team& team, const Product& product) {
+  int64_t bytes = 0;
+  for (int s = 0; s < product.segment_count; ++s) {
+    const OctavoSegment& segment = product.segments[s];
+    bytes += panel_count(segment.rows) * panel_layout(segment.format, segment.cols).bytes;
+  }
+  const int64_t parts = bytes < kSmallMatrix || team.threads() == 1 ? team.threads() : 4 * team.threads();
+  team.parallel(parts, [&](int64_t part, int) {
+    int64_t first_output = 0;
+    for (int s = 0; s < product.segment_count; ++s) {
+      const OctavoSegment& segment = product.segments[s];
+      const int64_t panels = panel_count(segment.rows);
+      row_strips(product, segment, first_output, part * panels / parts, (part + 1) * panels / parts);
+      first_output += segment.rows;
+    }
+  });
+}
+
+// --- many rows: a task is one strip of panels for one block of rows ---
+
+// Strips of `widest` panels, then of fewer for what is left.
+int64_t strip_count(int64_t panels, int widest) {
+  int64_t count = panels / widest;
+  for (int64_t left = panels % widest; left; left &= left - 1) ++count;
+  return count;
+}
+
+struct StripRange {
+  int64_t panel;
+  int panels;
+};
+
+StripRange strip_of(int64_t panels, int widest, int64_t index) {
+  int64_t panel = panels / widest * widest;
+  if (index < panels / widest) return {index * widest, widest};
+  int64_t after = index - panels / widest;
+  for (int size = widest / 2; size; size /= 2) {
+    if (!((panels - panel) & size)) continue;
+    if (after-- == 0) return {panel, size};
+    panel += size;
+  }
+  return {panels, 0};
+}
+
+int64_t all_strips(const Product& product, int widest) {
+  int64_t count = 0;
+  for (int s = 0; s < product.segment_count; ++s)
+    count += strip_count(panel_count(product.segments[s].rows), widest);
+  return count;
+}
+
+void run_strip(Team& team, int thread, const Product& product, int widest, int64_t index, int64_t row, int rows) {
+  int64_t first_output = 0;
+  int s = 0;
+  for (;; ++s) {
+    const int64_t here = strip_count(panel_count(product.segments[s].rows), widest);
+    if (index < here) break;
+    index -= here;
+    first_output += product.segments[s].rows;
+  }
+  const OctavoSegment& segment = product.segments[s];
+  const StripRange range = strip_of(panel_count(segment.rows), widest, index);
+  constexpr int kTotals = kMostRows * kMostPanels * kLanes;
+  float* total = team.scratch(thread, kTotals + kScratchFloats);
+  linear_kernel(segment.format)
+      .many_rows(strip_at(segment, range.panel), range.panels, product.in, row, rows, total, total + kTotals);
+  for (int r = 0; r < rows; ++r)
+    finish_row(product, segment, first_output, range.panel, range.panels, row + r, total + r * range.panels * kLanes);
+}
+
+void many_rows(Team& team, const Product& product) {
+  const int64_t fewest = (product.rows + kMostRows - 1) / kMostRows;
+  const int64_t even = (product.rows + fewest - 1) / fewest;
+  const int64_t height = (even + kTileStep - 1) / kTileStep * kTileStep;
+  const int64_t blocks = (product.rows + height - 1) / height;
+  int widest = kWidest;  // narrower strips when there would be too few to share evenly
+  while (widest > 1 && team.threads() > 1 && all_strips(product, widest) * blocks < 6 * team.threads()) widest /= 2;
+  team.parallel(all_strips(product, widest) * blocks, [&](int64_t task, int thread) {
+    const int64_t row = task % blocks * height;
+    const int64_t left = product.rows - row;
+    run_strip(team, thread, product, widest, task / blocks, row, static_cast<int>(left < height ? left : height));
+  });
+}
+
+}  // namespace
+
+void linear(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep&,
+            int64_t rows) {
+  if (rows <= 0) return;
+  Product product{};
+  product.segments = static_cast<const OctavoSegment*>(instruction.p[0]);
+  product.segment_count = instruction.i[1];
+  product.bias = static_cast<const float*>(instruction.p[1]);
+  product.residual = instruction.in1 >= 0 ? program.buffer[instruction.in1] : nullptr;
+  product.out = program.buffer[instruction.out];
+  product.width = instruction.width;
+  product.rows = rows;
+  product.in = prepare(team, program.buffer[instruction.in0], rows, instruction.depth,
+                       needs_of(product.segments, product.segment_count));
+  if (rows == 1) one_row(team, product);
+  else many_rows(team, product);
+}
+
+}  // namespace octavo

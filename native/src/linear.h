@@ -1,0 +1,19 @@
+// The ops that read packed matrices.
+#pragma once
+#include <stdint.h>
+
+#include "octavo/instruction.h"
+#include "thread_team.h"
+
+namespace octavo {
+
+// out = in0 @ w^T, then + bias, then + residual; out may be the residual's buffer. The order of every sum depends on
+// the format and the depth alone: a row has the same bits whatever `rows` and the team are.
+void linear(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep& step,
+            int64_t rows);
+
+// out[t] = row ids[t] of the table, each value as GGUF defines it: (d * scale) * code + min, rounded at each step.
+void embed(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep& step,
+           int64_t rows);
+
+}  // namespace octavo

@@ -1,0 +1,121 @@
+#include "linear_tile.h"
+
+#include "linear_kernels.h"
+#include "simd/vec.h"
+
+namespace octavo {
+namespace {
+
+// Rows whose accumulators fit the registers, by the panels they meet.
+#if defined(OCTAVO_ISA_AVX512)
+constexpr int kTallFour = 6, kTallTwo = 12, kTallOne = 12;
+#elif defined(OCTAVO_ISA_AVX2) || defined(OCTAVO_ISA_NEON)
+constexpr int kTallFour = 1, kTallTwo = 2, kTallOne = 6;
+#else
+constexpr int kTallFour = 1, kTallTwo = 1, kTallOne = 2;
+#endif
+
+template <int Rows, int Panels> void float_tile(const FloatTile& t) {
+  Vec16 sum[Rows][Panels];
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+    for (int p = 0; p < Panels; ++p) sum[r][p] = zero();
+  for (int64_t k = 0; k < t.count; ++k) {
+    Vec16 weight[Panels];
+#pragma GCC unroll 4
+    for (int p = 0; p < Panels; ++p) weight[p] = load(t.weights + p * t.panel_stride + k * kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+      const Vec16 input = set1(t.inputs[r * t.row_stride + k]);
+#pragma GCC unroll 4
+      for (int p = 0; p < Panels; ++p) sum[r][p] = fma(weight[p], input, sum[r][p]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+    for (int p = 0; p < Panels; ++p) {
+      float* at = t.total + (r * Panels + p) * kLanes;
+      Vec16 total = t.scales ? fma(load(t.scales + p * kLanes), sum[r][p], load(at)) : sum[r][p] + load(at);
+      if (t.mins) total = fma(load(t.mins + p * kLanes), set1(t.sums[r * t.sum_stride]), total);
+      store(at, total);
+    }
+}
+
+#if defined(__AVX512BF16__)
+template <int Rows, int Panels> void pair_tile(const PairTile& t) {
+  __m512 sum[Rows][Panels];
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+    for (int p = 0; p < Panels; ++p) sum[r][p] = _mm512_setzero_ps();
+  for (int64_t k = 0; k < t.count; ++k) {
+    __m512bh weight[Panels];
+#pragma GCC unroll 4
+    for (int p = 0; p < Panels; ++p)
+      weight[p] = (__m512bh)_mm512_loadu_si512(t.weights + p * t.panel_stride + k * 4 * kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+      const __m512bh input = (__m512bh)_mm512_set1_epi32(static_cast<int>(t.inputs[r * t.row_stride + k]));
+#pragma GCC unroll 4
+      for (int p = 0; p < Panels; ++p) sum[r][p] = _mm512_dpbf16_ps(sum[r][p], weight[p], input);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+    for (int p = 0; p < Panels; ++p) {
+      float* at = t.total + (r * Panels + p) * kLanes;
+      _mm512_storeu_ps(at, _mm512_add_ps(sum[r][p], _mm512_loadu_ps(at)));
+    }
+}
+
+template <int Rows, int Panels> void run(const PairTile& tile, int rows) {
+  if (rows == Rows) return pair_tile<Rows, Panels>(tile);
+  if constexpr (Rows > 1) run<Rows - 1, Panels>(tile, rows);
+}
+#endif
+
+template <int Rows, int Panels> void run(const FloatTile& tile, int rows) {
+  if (rows == Rows) return float_tile<Rows, Panels>(tile);
+  if constexpr (Rows > 1) run<Rows - 1, Panels>(tile, rows);
+}
+
+FloatTile skip(FloatTile t, int rows, int panels) {
+  t.inputs += rows * t.row_stride;
+  if (t.sums) t.sums += rows * t.sum_stride;
+  t.total += rows * panels * kLanes;
+  return t;
+}
+
+[[maybe_unused]] PairTile skip(PairTile t, int rows, int panels) {
+  t.inputs += rows * t.row_stride;
+  t.total += rows * panels * kLanes;
+  return t;
+}
+
+// As many full tiles as there are, then what is left.
+template <int Tall, int Panels, class Tile> void run_all(Tile tile, int rows) {
+  for (; rows >= Tall; rows -= Tall) {
+    run<Tall, Panels>(tile, Tall);
+    tile = skip(tile, Tall, Panels);
+  }
+  if (rows > 0) run<Tall, Panels>(tile, rows);
+}
+
+template <class Tile> void run_tile(const Tile& tile, int rows, int panels) {
+  if (panels == 4) return run_all<kTallFour, 4>(tile, rows);
+  if (panels == 2) return run_all<kTallTwo, 2>(tile, rows);
+  return run_all<kTallOne, 1>(tile, rows);
+}
+
+}  // namespace
+
+void run_float_tile(const FloatTile& tile, int rows, int panels) { run_tile(tile, rows, panels); }
+
+#if defined(__AVX512BF16__)
+void run_pair_tile(const PairTile& tile, int rows, int panels) { run_tile(tile, rows, panels); }
+#endif
+
+}  // namespace octavo

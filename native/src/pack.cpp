@@ -1,0 +1,179 @@
+// From a file's rows to panels of 16 lanes, and the checks made on the way.
+#include <atomic>
+#include <cstring>
+
+#include "formats.h"
+#include "octavo/abi.h"
+#include "pack_blocks.h"
+#include "thread_team.h"
+
+namespace octavo {
+namespace {
+
+// Rows of one panel, as they stand in the file. Rows past the end of the matrix are not there.
+struct SourcePanel {
+  const uint8_t* first;
+  int64_t row_bytes;
+  int rows;
+};
+
+// Words of 16 lanes, the input dimension outermost. Word is 16 or 32 bits; missing lanes become 0.
+template <class Word>
+void pack_words(const SourcePanel& source, int64_t words, uint8_t* out) {
+  constexpr int64_t kRun = 64 / sizeof(Word);  // one cache line of each row at a time
+  for (int64_t start = 0; start < words; start += kRun) {
+    const int64_t count = words - start < kRun ? words - start : kRun;
+    Word tile[kRun][kLanes] = {};
+    for (int lane = 0; lane < source.rows; ++lane) {
+      Word run[kRun];
+      std::memcpy(run, source.first + lane * source.row_bytes + start * sizeof(Word), count * sizeof(Word));
+      for (int64_t k = 0; k < count; ++k) tile[k][lane] = run[k];
+    }
+    std::memcpy(out + start * kLanes * sizeof(Word), tile, count * kLanes * sizeof(Word));
+  }
+}
+
+// Pairs of inputs are words; the last input of an odd row is paired with 0.
+void pack_bf16(const SourcePanel& source, int64_t cols, uint8_t* out) {
+  pack_words<uint32_t>(source, cols / 2, out);
+  if (cols % 2 == 0) return;
+  uint32_t last[kLanes] = {};
+  for (int lane = 0; lane < source.rows; ++lane)
+    std::memcpy(&last[lane], source.first + lane * source.row_bytes + (cols - 1) * 2, 2);
+  std::memcpy(out + cols / 2 * sizeof last, last, sizeof last);
+}
+
+void write_scales(const Format& f, const PanelLayout& at, const BlockLanes& lanes, int64_t block, uint8_t* out) {
+  const int64_t groups = f.block / f.group;
+  const int64_t first = block * groups * kLanes;
+  if (f.scale == Scale::half) {
+    std::memcpy(out + at.scale + first * 2, lanes.d, sizeof lanes.d);
+    if (f.mins) std::memcpy(out + at.min + first * 2, lanes.dmin, sizeof lanes.dmin);
+  } else if (f.scale == Scale::exponent) {
+    for (int lane = 0; lane < kLanes; ++lane) out[at.scale + first + lane] = static_cast<uint8_t>(lanes.d[lane]);
+  } else {
+    std::memcpy(out + at.super_scale + block * sizeof lanes.d, lanes.d, sizeof lanes.d);
+    if (f.mins) std::memcpy(out + at.super_min + block * sizeof lanes.d, lanes.dmin, sizeof lanes.dmin);
+    std::memcpy(out + at.scale + first, lanes.scale, groups * kLanes);
+    if (f.mins && f.scale != Scale::nibbles) std::memcpy(out + at.min + first, lanes.min, groups * kLanes);
+  }
+}
+
+void pack_blocks(int32_t format, const SourcePanel& source, int64_t cols, uint8_t* out) {
+  const Format f = format_of(format);
+  const PanelLayout at = panel_layout(format, cols);
+  BlockLanes lanes{};
+  for (int64_t block = 0; block < cols / f.block; ++block) {
+    for (int lane = 0; lane < source.rows; ++lane)
+      read_block(format, source.first + lane * source.row_bytes + block * f.source_bytes, lane, lanes);
+    for (int unit = 0; unit < f.block / kUnit; ++unit) {
+      const int64_t index = block * (f.block / kUnit) + unit;
+      write_unit(f, lanes.code + unit * kUnit, out + at.low + index * 64 * f.low_bits,
+                 out + at.high + index * 64 * f.high_bits);
+    }
+    write_scales(f, at, lanes, block, out);
+  }
+}
+
+void pack_panel(int32_t format, const SourcePanel& source, int64_t cols, uint8_t* out) {
+  const PanelLayout at = panel_layout(format, cols);
+  switch (format) {
+    case OCTAVO_F32: pack_words<uint32_t>(source, cols, out); break;
+    case OCTAVO_F16: pack_words<uint16_t>(source, cols, out); break;
+    case OCTAVO_BF16: pack_bf16(source, cols, out); break;
+    default: pack_blocks(format, source, cols, out); break;
+  }
+  const Format f = format_of(format);
+  const int64_t groups = f.dense() ? 0 : cols / f.group;
+  const int64_t last = f.mins && f.scale != Scale::nibbles ? groups * kLanes * (f.scale == Scale::half ? 2 : 1) : 0;
+  const int64_t used = at.min + last;
+  std::memset(out + used, 0, at.bytes - used);
+}
+
+bool finite_half(const uint8_t* p) { return (p[1] & 0x7c) != 0x7c; }
+
+bool finite_block(int32_t format, const uint8_t* p) {
+  switch (format) {
+    case OCTAVO_MXFP4: return p[0] != 255;  // E8M0 has one NaN
+    case OCTAVO_Q2_K: return finite_half(p + 80) && finite_half(p + 82);
+    case OCTAVO_Q3_K: return finite_half(p + 108);
+    case OCTAVO_Q6_K: return finite_half(p + 208);
+    case OCTAVO_Q4_1:
+    case OCTAVO_Q5_1:
+    case OCTAVO_Q4_K:
+    case OCTAVO_Q5_K: return finite_half(p) && finite_half(p + 2);
+    default: return finite_half(p);
+  }
+}
+
+// No word has all its exponent bits set.
+template <class Word>
+bool finite_words(const uint8_t* p, int64_t count, Word exponent) {
+  bool finite = true;
+  for (int64_t k = 0; k < count; ++k) {
+    Word word;
+    std::memcpy(&word, p + k * sizeof word, sizeof word);
+    finite &= (word & exponent) != exponent;
+  }
+  return finite;
+}
+
+bool finite_row(int32_t format, const uint8_t* row, int64_t cols) {
+  const Format f = format_of(format);
+  if (format == OCTAVO_F32) return finite_words<uint32_t>(row, cols, 0x7f800000);
+  if (format == OCTAVO_F16) return finite_words<uint16_t>(row, cols, 0x7c00);
+  if (format == OCTAVO_BF16) return finite_words<uint16_t>(row, cols, 0x7f80);
+  for (int64_t block = 0; block < cols / f.block; ++block)
+    if (!finite_block(format, row + block * f.source_bytes)) return false;
+  return true;
+}
+
+int64_t row_bytes(int32_t format, int64_t cols) {
+  const Format f = format_of(format);
+  if (!f.known()) return -1;
+  if (cols % f.block) return -2;
+  return cols / f.block * f.source_bytes;
+}
+
+}  // namespace
+}  // namespace octavo
+
+int64_t octavo_source_bytes(int32_t format, int64_t rows, int64_t cols) {
+  const int64_t bytes = octavo::row_bytes(format, cols);
+  return bytes < 0 ? bytes : bytes * rows;
+}
+
+int64_t octavo_packed_bytes(int32_t format, int64_t rows, int64_t cols) {
+  const int64_t bytes = octavo::row_bytes(format, cols);
+  return bytes < 0 ? bytes : octavo::panel_count(rows) * octavo::panel_layout(format, cols).bytes;
+}
+
+int32_t octavo_pack(void* team, int32_t format, const void* source, int64_t rows, int64_t cols, void* packed) {
+  const int64_t bytes = octavo::row_bytes(format, cols);
+  if (bytes < 0) return static_cast<int32_t>(bytes);
+  const int64_t panel_bytes = octavo::panel_layout(format, cols).bytes;
+  static_cast<octavo::Team*>(team)->parallel(octavo::panel_count(rows), [&](int64_t panel, int) {
+    const int64_t left = rows - panel * octavo::kLanes;
+    const octavo::SourcePanel from{static_cast<const uint8_t*>(source) + panel * octavo::kLanes * bytes, bytes,
+                                   static_cast<int>(left < octavo::kLanes ? left : octavo::kLanes)};
+    octavo::pack_panel(format, from, cols, static_cast<uint8_t*>(packed) + panel * panel_bytes);
+  });
+  return 0;
+}
+
+int64_t octavo_find_invalid(void* team, int32_t format, const void* source, int64_t rows, int64_t cols) {
+  const int64_t bytes = octavo::row_bytes(format, cols);
+  if (bytes < 0 || rows == 0) return -1;
+  constexpr int64_t kRun = 64;  // rows a task
+  std::atomic<int64_t> first{rows};
+  static_cast<octavo::Team*>(team)->parallel((rows + kRun - 1) / kRun, [&](int64_t task, int) {
+    const int64_t end = (task + 1) * kRun < rows ? (task + 1) * kRun : rows;
+    for (int64_t row = task * kRun; row < end && row < first.load(); ++row) {
+      if (octavo::finite_row(format, static_cast<const uint8_t*>(source) + row * bytes, cols)) continue;
+      int64_t known = first.load();
+      while (row < known && !first.compare_exchange_weak(known, row)) {
+      }
+    }
+  });
+  return first.load() == rows ? -1 : first.load();
+}
