@@ -1,0 +1,117 @@
+"""What a request may ask of this model: lengths, ids within the vocabulary, counts."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from octavo.errors import InvalidRequestError, PromptTooLongError
+from octavo.flow.sampling_params import SamplingParams
+
+_MOST_STOPS = 128
+_LONGEST_STOP = 4096  # characters of all stop texts together
+_MOST_IDS = 65_536  # entries of a list of ids or biases
+
+
+@dataclass(frozen=True, slots=True)
+class InputLimits:
+    """Fixed for a model once it runs.
+
+    Args:
+        max_model_len: longest prompt plus output, in tokens.
+        vocab: number of logits; ids are below it.
+        max_logprobs: most log-probabilities a position; -1 allows the whole vocabulary.
+        max_n: most answers to one prompt.
+        shorten_output: a max_tokens that the context has no room for is shortened rather than refused, as vLLM's
+            offline class does.
+    """
+
+    max_model_len: int
+    vocab: int
+    max_logprobs: int = 20
+    max_n: int = 1024
+    shorten_output: bool = False
+
+    def check_prompt(self, ids: Sequence[int]) -> None:
+        """Not empty, room for one token of output, every id in the vocabulary.
+
+        Raises:
+            InvalidRequestError: otherwise; PromptTooLongError names both lengths.
+        """
+        if not ids:
+            raise InvalidRequestError("the prompt is empty: it has no tokens", "prompt")
+        if len(ids) >= self.max_model_len:
+            raise self.too_long(str(len(ids)), 1)
+        if min(ids) < 0 or max(ids) >= self.vocab:
+            wrong = next(token_id for token_id in ids if not 0 <= token_id < self.vocab)
+            raise InvalidRequestError(
+                f"prompt has token id {wrong}; this model's ids are 0 to {self.vocab - 1}", "prompt"
+            )
+
+    def too_long(self, prompt: str, output: int) -> PromptTooLongError:
+        """The error for a prompt of so many tokens with so many more requested."""
+        return PromptTooLongError(
+            f"this model's maximum context length is {self.max_model_len} tokens, but the prompt has {prompt} tokens "
+            f"and {output} more {'is' if output == 1 else 'are'} requested; "
+            "shorten the prompt or ask for fewer tokens",
+            "prompt",
+        )
+
+    def output_length(self, prompt_len: int, params: SamplingParams) -> int:
+        """`max_tokens`, resolved against what the context has room for.
+
+        Raises:
+            PromptTooLongError: prompt and requested tokens exceed the context.
+            InvalidRequestError: min_tokens exceeds what is left.
+        """
+        room = self.max_model_len - prompt_len
+        wanted = room if params.max_tokens is None else params.max_tokens
+        if wanted > room:
+            if not self.shorten_output:
+                raise self.too_long(str(prompt_len), wanted)
+            wanted = room
+        if params.min_tokens > wanted:
+            raise InvalidRequestError(
+                f"min_tokens is {params.min_tokens}, but after {prompt_len} tokens of prompt the answer can have "
+                f"at most {wanted}",
+                "min_tokens",
+            )
+        return wanted
+
+    def check_params(self, params: SamplingParams) -> None:
+        """What SamplingParams cannot know: counts and ids against this model.
+
+        Raises:
+            InvalidRequestError: naming the field and the value.
+        """
+        if params.n > self.max_n:
+            raise InvalidRequestError(f"n must be at most {self.max_n}, got {params.n}", "n")
+        self._check_logprobs(params.logprobs, "logprobs")
+        self._check_logprobs(params.prompt_logprobs, "prompt_logprobs")
+        stop = params.stop or ()
+        if len(stop) > _MOST_STOPS or sum(map(len, stop)) > _LONGEST_STOP:
+            raise InvalidRequestError(
+                f"stop may have {_MOST_STOPS} texts of {_LONGEST_STOP} characters together, got {len(stop)} texts",
+                "stop",
+            )
+        self._check_ids(params.stop_token_ids or (), "stop_token_ids")
+        self._check_ids(params.allowed_token_ids or (), "allowed_token_ids")
+        self._check_ids(params.logit_bias or (), "logit_bias")
+
+    def _check_logprobs(self, count: int | None, name: str) -> None:
+        if count is None or self.max_logprobs == -1:
+            return
+        if count == -1 or count > self.max_logprobs:
+            wanted = "the whole vocabulary" if count == -1 else str(count)
+            raise InvalidRequestError(
+                f"{name} must be at most {self.max_logprobs} (--max-logprobs), got {wanted}", name
+            )
+
+    def _check_ids(self, ids: Iterable[int], name: str) -> None:
+        count = 0
+        for token_id in ids:
+            count += 1
+            if not 0 <= token_id < self.vocab:
+                raise InvalidRequestError(
+                    f"{name} has token id {token_id}; this model's ids are 0 to {self.vocab - 1}", name
+                )
+        if count > max(_MOST_IDS, self.vocab):
+            raise InvalidRequestError(f"{name} has {count} entries, the vocabulary has {self.vocab}", name)

@@ -1,0 +1,189 @@
+"""Prompts and parameters to requests that are valid by construction: the only way into the engine."""
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any, cast
+
+from octavo.errors import InvalidRequestError, UnsupportedError
+from octavo.flow.request import GenerationRequest, Sampling, Stopping
+from octavo.flow.sampling_params import SamplingParams, defaults_from, end_ids
+from octavo.inputs.limits import InputLimits
+from octavo.inputs.prompt import Prompt, read_prompt
+from octavo.text.chat_template import ChatTemplate
+from octavo.text.tokenizer import Tokenizer
+
+_MASK = (1 << 64) - 1
+_NEVER = -1e9  # added to a logit: no draw, and still a finite number
+_LONG_TEXT = 8  # characters a token beyond which a text is measured before it is tokenized
+
+
+class InputProcessor:
+    """Owner: the frontend. Safe to share between threads.
+
+    Args:
+        tokenizer: None serves token ids only.
+        chat_template: None where the model has none.
+        limits: of this model.
+        defaults: generation_config.json, or what the GGUF file says: sampling defaults and end-of-text ids.
+        seed: requests that bring no seed get seeds that follow from this one and from their order.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        chat_template: ChatTemplate | None,
+        limits: InputLimits,
+        defaults: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self.limits = limits
+        self._defaults = defaults_from(defaults or {})
+        own = tokenizer.eos_token_ids if tokenizer else ()
+        ends = (*own, *end_ids((defaults or {}).get("eos_token_id")))
+        self._eos = frozenset(token_id for token_id in ends if 0 <= token_id < limits.vocab)
+        self._seed = seed
+        self._order = count()
+
+    def default_params(self, **given: Any) -> SamplingParams:
+        """Parameters where what is given wins over the model's defaults, and these over ours; None is "not given".
+
+        Raises:
+            InvalidRequestError: a value out of range, also one from the model's files.
+        """
+        return SamplingParams(**{**self._defaults, **{k: v for k, v in given.items() if v is not None}})
+
+    def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, refused early when it cannot fit the context.
+
+        Raises:
+            InvalidRequestError: no tokenizer, or not Unicode.
+            PromptTooLongError: more characters than the context's tokens can stand for.
+        """
+        if self.tokenizer is None:
+            raise InvalidRequestError("there is no tokenizer (skip_tokenizer_init): give token ids", "prompt")
+        most = self.limits.max_model_len
+        if len(text) > _LONG_TEXT * most and len(text) > most * self.tokenizer.longest_token():
+            raise self.limits.too_long(f"more than {most}", 1)
+        return self.tokenizer.encode(text, add_special_tokens)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+        """The prompt text of a conversation; options as in `ChatTemplate.render`.
+
+        Tokenize it with add_special_tokens=False: the template writes special tokens itself.
+
+        Raises:
+            InvalidRequestError: no template, or as the template says.
+        """
+        if self.chat_template is None:
+            raise InvalidRequestError(
+                "this model has no chat template; give one with --chat-template, or use plain completion", "messages"
+            )
+        return self.chat_template.render(messages, **options)
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        request_id: str,
+        *,
+        arrival: float = 0.0,
+        priority: int = 0,
+        cache_salt: str = "",
+        add_special_tokens: bool = True,
+    ) -> GenerationRequest:
+        """A request for the engine.
+
+        Args:
+            prompt: text, token ids, {"prompt": ...} or {"prompt_token_ids": ...}.
+            params: None takes the model's defaults. Not altered.
+            request_id: must be unique among live requests.
+            arrival: reading of the engine's monotonic clock, in seconds.
+            priority: lower is sooner.
+            cache_salt: requests share cached prefixes only with those of the same salt.
+            add_special_tokens: for a text: put a BOS before it where the model wants one.
+
+        Raises:
+            InvalidRequestError: what is wrong and what would be right; PromptTooLongError among them.
+            UnsupportedError: what Octavo does not have.
+        """
+        read = read_prompt(prompt)
+        if not isinstance(cast("object", priority), int) or isinstance(priority, bool):
+            raise InvalidRequestError(f"priority must be an integer, got {priority!r}", "priority")
+        # Callers may have changed a field since it was made; a copy is checked again.
+        checked = self.default_params() if params is None else _copied(params)
+        limits = self.limits
+        limits.check_params(checked)
+        ids = read.ids if read.ids is not None else self.tokenize(read.text or "", add_special_tokens)
+        limits.check_prompt(ids)
+        max_tokens = limits.output_length(len(ids), checked)
+        return GenerationRequest(
+            id=request_id,
+            prompt_token_ids=tuple(ids),
+            sampling=self._sampling(checked),
+            stopping=self._stopping(checked, max_tokens),
+            n=checked.n,
+            arrival=arrival,
+            priority=priority,
+            cache_salt=cache_salt or read.cache_salt,
+            stop=tuple(checked.stop or ()),
+            include_stop_str_in_output=checked.include_stop_str_in_output,
+            skip_special_tokens=checked.skip_special_tokens,
+            spaces_between_special_tokens=checked.spaces_between_special_tokens,
+            detokenize=checked.detokenize and self.tokenizer is not None,
+        )
+
+    def _sampling(self, params: SamplingParams) -> Sampling:
+        vocab = self.limits.vocab
+        bias = {**(params.logit_bias or {}), **dict.fromkeys(self._banned(params.bad_words or ()), _NEVER)}
+        return Sampling(
+            temperature=0.0 if params.greedy else float(params.temperature),
+            top_k=params.top_k if params.top_k < vocab else 0,
+            top_p=float(params.top_p),
+            min_p=float(params.min_p),
+            repetition_penalty=float(params.repetition_penalty),
+            presence_penalty=float(params.presence_penalty),
+            frequency_penalty=float(params.frequency_penalty),
+            seed=self._fresh_seed() if params.seed is None else params.seed & _MASK,
+            logprobs=params.logprobs,
+            prompt_logprobs=params.prompt_logprobs,
+            logit_bias=tuple(sorted(bias.items())),
+            allowed_token_ids=tuple(sorted(set(params.allowed_token_ids or ()))),
+        )
+
+    def _stopping(self, params: SamplingParams, max_tokens: int) -> Stopping:
+        ends = set(params.stop_token_ids or ())
+        if params.skip_special_tokens and self.tokenizer is not None:
+            # A special token that is not shown can be no part of the text: its name as a stop text means its id.
+            found = {self.tokenizer.id_of(text) for text in params.stop or ()}
+            ends |= self.tokenizer.special_ids & found
+        return Stopping(max_tokens, params.min_tokens, frozenset(ends), self._eos, params.ignore_eos)
+
+    def _banned(self, words: Sequence[str]) -> set[int]:
+        """The tokens of words that must not appear, at a text's start and after a space."""
+        if words and self.tokenizer is None:
+            raise InvalidRequestError("bad_words needs a tokenizer; use logit_bias with token ids", "bad_words")
+        banned: set[int] = set()
+        for word in words:
+            for form in dict.fromkeys([word, " " + word.lstrip()]):
+                ids = self.tokenize(form, add_special_tokens=False)
+                if len(ids) != 1:
+                    raise UnsupportedError(
+                        f"bad_words: {form!r} is {len(ids)} tokens; only words of a single token are supported yet"
+                    )
+                banned.add(ids[0])
+        return banned
+
+    def _fresh_seed(self) -> int:
+        """The next seed: splitmix64 (Steele et al., 2014) of the configured seed and the request's number."""
+        value = (self._seed * 0xD1342543DE82EF95 + (next(self._order) + 1) * 0x9E3779B97F4A7C15) & _MASK
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+        return value ^ (value >> 31)
+
+
+def _copied(params: SamplingParams) -> SamplingParams:
+    if not isinstance(cast("object", params), SamplingParams):
+        raise InvalidRequestError(f"sampling parameters must be SamplingParams, got {type(params).__name__}")
+    return params.clone()
