@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable
 
 from octavo.engine.client import EngineStats
 from octavo.execution.executor import Executor
-from octavo.flow.plan import StepPlan
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import SequenceOutput
 from octavo.scheduling.scheduler import Scheduler

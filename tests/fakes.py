@@ -1,0 +1,382 @@
+"""Stand-ins for Octavo's boundaries: an executor without a model, a tokenizer without files, an engine on rails."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from octavo.cache.group import KVCacheGroup
+from octavo.engine.client import EngineInfo, EngineStats
+from octavo.errors import EngineDeadError, OctavoError
+from octavo.flow.plan import PlannedRow, SlotArrival, StepPlan
+from octavo.flow.request import GenerationRequest, Sampling, Stopping
+from octavo.flow.result import FinishReason, SequenceOutput, SequenceTimes, StepResult, TokenLogprobs
+
+FULL = KVCacheGroup("full", None, (0,))
+
+
+def window(size: int) -> KVCacheGroup:
+    """A sliding-window group."""
+    return KVCacheGroup("window", size, (0,))
+
+
+def request(
+    id: str, prompt: Sequence[int], max_tokens: int = 4, *, n: int = 1, priority: int = 0, **options: object
+) -> GenerationRequest:
+    """A request; `options` are fields of Sampling, Stopping or GenerationRequest."""
+    names = {cls: set(cls.__dataclass_fields__) for cls in (Sampling, Stopping, GenerationRequest)}
+    parts = {cls: {k: v for k, v in options.items() if k in fields} for cls, fields in names.items()}
+    assert set(options) == {name for part in parts.values() for name in part}, options
+    sampling = Sampling(**parts[Sampling])  # type: ignore[arg-type]
+    stopping = Stopping(max_tokens, **parts[Stopping])  # type: ignore[arg-type]
+    rest = parts[GenerationRequest]
+    return GenerationRequest(id, tuple(prompt), sampling, stopping, n=n, priority=priority, **rest)  # type: ignore[arg-type]
+
+
+# --- executor --------------------------------------------------------------------------------------------------------
+
+
+def _mix(*values: int) -> int:
+    return crc32(b"".join(value.to_bytes(8, "little", signed=True) for value in values))
+
+
+def _draw(view: Sequence[int], sampling: Sampling, vocab: int, banned: Sequence[int]) -> int:
+    """The token that follows everything the groups can see."""
+    token = _mix(sampling.seed, *view) % vocab
+    while token in banned:
+        token = (token + 1) % vocab
+    return token
+
+
+def visible(group: KVCacheGroup, position: int) -> range:
+    """The positions that a query reads."""
+    return range(0 if group.window is None else max(0, position - group.window + 1), position + 1)
+
+
+def oracle(
+    asked: GenerationRequest, index: int, groups: Sequence[KVCacheGroup], vocab: int, longest: int
+) -> tuple[list[int], FinishReason]:
+    """What stream `index` must answer: computed from its tokens alone, without cache, batch or blocks."""
+    tokens, values = list(asked.prompt_token_ids), list[int]()
+    sampling = Sampling(seed=asked.sampling.seed + index)
+    stopping = asked.stopping
+    stops = set(stopping.stop_token_ids) | (set() if stopping.ignore_eos else set(stopping.eos_token_ids))
+    output: list[int] = []
+    while True:
+        for position in range(len(values), len(tokens)):
+            seen = [values[position - 1] for group in groups if position and position - 1 in visible(group, position)]
+            values.append(_mix(tokens[position], *seen))
+        view = [values[position] for group in groups for position in visible(group, len(tokens) - 1)]
+        token = _draw(view, sampling, vocab, sorted(stops) if len(output) < stopping.min_tokens else ())
+        output.append(token)
+        tokens.append(token)
+        if token in stops and len(output) > stopping.min_tokens:
+            return output, FinishReason.STOP
+        if len(output) >= stopping.max_tokens or len(tokens) >= longest:
+            return output, FinishReason.LENGTH
+
+
+@dataclass
+class _Slot:
+    arrival: SlotArrival
+    tokens: list[int]
+    tables: list[list[int]]
+
+
+@dataclass
+class _Done:
+    result: StepResult
+
+    def wait(self) -> StepResult:
+        return self.result
+
+
+class FakeExecutor:
+    """Computes tokens from the contents of blocks, through block tables, as a model would.
+
+    A block holds, for every position, a value that depends on the token and on what the position before left in the
+    cache. A token depends on all values that its groups can see. So a wrong table, a block that was given away too
+    early or written twice changes an answer, or is caught as a read of something foreign.
+    """
+
+    def __init__(
+        self, groups: Sequence[KVCacheGroup] = (FULL,), num_blocks: int = 64, block_size: int = 4, vocab: int = 50
+    ) -> None:
+        self.groups = tuple(groups)
+        self.block_size = block_size
+        self.vocab = vocab
+        self.plans: list[StepPlan] = []
+        self.on_submit: Callable[[StepPlan], None] = lambda _plan: None  # may raise: the step fails
+        self.is_invalid: Callable[[PlannedRow], bool] = lambda _row: False
+        self.closed = False
+        # (group, position, value) by block and place
+        self._cells: list[list[tuple[int, int, int] | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self._slots: dict[int, _Slot] = {}
+
+    def submit(self, plan: StepPlan) -> _Done:
+        """Run a plan."""
+        self.plans.append(plan)
+        self.on_submit(plan)
+        for slot in plan.released:
+            self._slots.pop(slot, None)
+        for arrival in plan.arrivals:
+            assert arrival.slot not in self._slots, f"slot {arrival.slot} is taken"
+            tables: list[list[int]] = [[] for _ in self.groups]
+            self._slots[arrival.slot] = _Slot(arrival, list(arrival.token_ids), tables)
+        drawn = [self._run(row) for row in plan.rows]
+        tokens = tuple(token for token in drawn if token is not None)
+        sampled = [row for row in plan.rows if row.samples]
+        scores = [(index, self._score(row)) for index, row in enumerate(plan.rows)]
+        return _Done(
+            StepResult(
+                plan.step,
+                tokens,
+                tuple(self._logprobs(row, token) for row, token in zip(sampled, tokens, strict=True)),
+                tuple(self.is_invalid(row) for row in sampled),
+                tuple((index, entries) for index, entries in scores if entries),
+                seconds=0.001,
+            )
+        )
+
+    def close(self) -> None:
+        """Remember that it was closed."""
+        self.closed = True
+
+    def _run(self, row: PlannedRow) -> int | None:
+        slot = self._slots[row.slot]
+        assert slot.arrival.sequence == row.sequence, "the row's slot belongs to another sequence"
+        for table, blocks in zip(slot.tables, row.new_blocks, strict=True):
+            table.extend(blocks)
+        end = row.start + row.count
+        for position in range(row.start, end):
+            self._write(slot, position)
+        assert row.samples == (end == len(slot.tokens)), "a token is drawn exactly after the last known one"
+        if not row.samples:
+            return None
+        assert row.output_index == end - slot.arrival.prompt_len
+        view = [
+            self._read(slot, index, position)
+            for index, group in enumerate(self.groups)
+            for position in visible(group, end - 1)
+        ]
+        banned = slot.arrival.stop_ids if row.suppress_stop else ()
+        token = _draw(view, slot.arrival.sampling, self.vocab, banned)
+        slot.tokens.append(token)
+        return token
+
+    def _write(self, slot: _Slot, position: int) -> None:
+        seen = [
+            self._read(slot, index, position - 1)
+            for index, group in enumerate(self.groups)
+            if position and position - 1 in visible(group, position)
+        ]
+        value = _mix(slot.tokens[position], *seen)
+        for index, table in enumerate(slot.tables):
+            block = self._cells[table[position // self.block_size]]
+            block[position % self.block_size] = (index, position, value)
+
+    def _read(self, slot: _Slot, group: int, position: int) -> int:
+        cell = self._cells[slot.tables[group][position // self.block_size]][position % self.block_size]
+        assert cell is not None, f"position {position} of group {group} was never written"
+        assert cell[:2] == (group, position), f"position {position} of group {group} holds {cell[:2]}"
+        return cell[2]
+
+    def _logprobs(self, row: PlannedRow, token: int) -> TokenLogprobs | None:
+        if self._slots[row.slot].arrival.sampling.logprobs is None:
+            return None
+        return TokenLogprobs((token,), (-float(row.output_index),), 1)
+
+    def _score(self, row: PlannedRow) -> tuple[TokenLogprobs, ...]:
+        slot = self._slots[row.slot]
+        if slot.arrival.sampling.prompt_logprobs is None:
+            return ()
+        last = min(row.start + row.count, slot.arrival.prompt_len - 1)
+        return tuple(
+            TokenLogprobs((slot.tokens[position + 1],), (-float(self._read(slot, 0, position)),), 1)
+            for position in range(row.start, last)
+        )
+
+
+# --- tokenizer -------------------------------------------------------------------------------------------------------
+
+
+class ByteTokenizer:
+    """A token for every byte, a beginning and an end. Implements `octavo.text.tokenizer.Tokenizer`."""
+
+    bos_token_id: int | None = 256
+    eos_token_ids: tuple[int, ...] = (257,)
+    vocab_size = 258
+    special_ids = frozenset({256, 257})
+    added_ids = special_ids
+    special_tokens: Mapping[str, str] = {"bos_token": "<s>", "eos_token": "</s>"}
+    strips_first_space = False
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """UTF-8 bytes, after the beginning."""
+        return [256] * add_special_tokens + list(text.encode())
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text; what is not UTF-8 becomes U+FFFD."""
+        special = {} if skip_special_tokens else {256: b"<s>", 257: b"</s>"}
+        parts = [bytes([token]) if token < 256 else special.get(token, b"") for token in ids]
+        return b"".join(parts).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The byte of a token; none for a special one."""
+        return bytes([token_id]) if token_id < 256 else b""
+
+    def token(self, token_id: int) -> str | None:
+        """A token's spelling."""
+        if token_id < 256:
+            return chr(token_id)
+        return {256: "<s>", 257: "</s>"}.get(token_id)
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a spelling."""
+        if len(token) == 1 and ord(token) < 256:
+            return ord(token)
+        return {"<s>": 256, "</s>": 257}.get(token)
+
+    def longest_token(self) -> int:
+        """Characters of the longest token."""
+        return len("</s>")
+
+
+# --- engine ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a stream of a FakeEngineClient says, a token at a time, and how it ends (None: never, until cancelled)."""
+
+    token_ids: Sequence[int]
+    finish_reason: FinishReason | None = FinishReason.STOP
+    stop_token_id: int | None = None
+    error: str | None = None
+    logprobs: Sequence[TokenLogprobs] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
+
+
+Script = Callable[[GenerationRequest, int], Answer]
+
+
+def echo(asked: GenerationRequest, index: int) -> Answer:
+    """Repeat the prompt's tokens, as many as were asked for."""
+    del index
+    tokens = asked.prompt_token_ids[: asked.stopping.max_tokens]
+    ended = len(tokens) < asked.stopping.max_tokens
+    return Answer(tokens, FinishReason.STOP if ended else FinishReason.LENGTH)
+
+
+@dataclass
+class _Stream:
+    request: GenerationRequest
+    index: int
+    answer: Answer
+    left: deque[int]
+    said: int = 0
+
+
+@dataclass
+class FakeEngineClient:
+    """An `EngineClient` that follows a script. Every `receive` gives each live stream one token.
+
+    `refuse`: what the next submits raise. `dead`: every call raises EngineDeadError.
+    """
+
+    script: Script = echo
+    info: EngineInfo = field(default_factory=lambda: EngineInfo(1024, 64, 16, 8, 256, 258, 0.1))
+    refuse: OctavoError | None = None
+    dead: bool = False
+    closed: bool = False
+    resets: int = 0
+    submitted: list[GenerationRequest] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    _streams: list[_Stream] = field(default_factory=list)
+    _ready: list[SequenceOutput] = field(default_factory=list)
+    _prompt_tokens: int = 0
+    _generated: int = 0
+    _steps: int = 0
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Start n streams."""
+        self._check()
+        if self.refuse is not None:
+            raise self.refuse
+        self.submitted.append(request)
+        self._prompt_tokens += len(request.prompt_token_ids)
+        for index in range(request.n):
+            answer = self.script(request, index)
+            self._streams.append(_Stream(request, index, answer, deque(answer.token_ids)))
+
+    def cancel(self, request_ids: Sequence[str]) -> None:
+        """End live streams with ABORT."""
+        self._check()
+        self.cancelled.extend(request_ids)
+        ended = [stream for stream in self._streams if stream.request.id in request_ids]
+        self._streams = [stream for stream in self._streams if stream not in ended]
+        self._ready += [self._output(stream, (), FinishReason.ABORT) for stream in ended]
+
+    def receive(self, timeout: float | None = None) -> list[SequenceOutput]:
+        """One step."""
+        del timeout
+        self._check()
+        outputs, self._ready = self._ready, []
+        self._steps += bool(self._streams)
+        for stream in list(self._streams):
+            token = stream.left.popleft() if stream.left else None
+            ends = not stream.left and stream.answer.finish_reason is not None
+            if token is None and not ends:
+                continue  # has said everything, waits to be cancelled
+            if ends:
+                self._streams.remove(stream)
+            tokens = () if token is None else (token,)
+            self._generated += len(tokens)
+            outputs.append(self._output(stream, tokens, stream.answer.finish_reason if ends else None))
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """Counts of the script so far."""
+        self._check()
+        return EngineStats(
+            running=len(self._streams),
+            used_blocks=len(self._streams),
+            num_blocks=self.info.num_blocks,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generated,
+            steps=self._steps,
+            step_seconds=self._steps * 0.001,
+        )
+
+    def reset_prefix_cache(self) -> bool:
+        """Count the calls."""
+        self._check()
+        self.resets += 1
+        return True
+
+    def close(self) -> None:
+        """Remember that it was closed."""
+        self.closed = True
+
+    def _check(self) -> None:
+        if self.dead:
+            raise EngineDeadError("the fake engine is dead")
+
+    def _output(self, stream: _Stream, tokens: tuple[int, ...], reason: FinishReason | None) -> SequenceOutput:
+        answer, first = stream.answer, stream.said == 0
+        logprobs = tuple(answer.logprobs[stream.said : stream.said + len(tokens)])
+        stream.said += len(tokens)
+        own_end = reason is not None and reason is not FinishReason.ABORT
+        return SequenceOutput(
+            stream.request.id,
+            stream.index,
+            tokens,
+            logprobs,
+            answer.prompt_logprobs if first else (),
+            reason,
+            answer.stop_token_id if own_end else None,
+            answer.num_cached_tokens,
+            SequenceTimes(stream.request.arrival, stream.request.arrival, 0.0, 0.0) if reason else None,
+            answer.error if own_end else None,
+        )
