@@ -1,27 +1,17 @@
 """What the handlers share: the engine, the text side of the model, names and limits; and whether it is admitting."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
 
 from octavo.config.engine import ServingConfig
 from octavo.engine.async_engine import AsyncEngine
-from octavo.errors import EngineDeadError, UnknownModelError
-from octavo.flow.request import GenerationRequest
-from octavo.flow.sampling_params import SamplingParams
+from octavo.errors import EngineDeadError, InvalidRequestError, UnknownModelError
+from octavo.inputs.processor import InputProcessor
 from octavo.telemetry.prometheus import PrometheusExporter
-from octavo.text.chat_template import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
-
-
-class Inputs(Protocol):
-    """Makes requests valid; `inputs.processor.InputProcessor` does."""
-
-    def prepare(
-        self, prompt: str | Sequence[int], params: SamplingParams, request_id: str, **options: Any
-    ) -> GenerationRequest: ...
 
 
 @dataclass(slots=True)
@@ -33,9 +23,7 @@ class ServerState:
     """
 
     engine: AsyncEngine
-    inputs: Inputs
-    tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
+    inputs: InputProcessor
     config: ServingConfig
     models: tuple[str, ...]
     model_path: str
@@ -50,6 +38,17 @@ class ServerState:
     def healthy(self) -> bool:
         """The engine is up and new requests are taken."""
         return self.engine.healthy and not self.draining
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's.
+
+        Raises:
+            InvalidRequestError: only token ids are served.
+        """
+        if self.inputs.tokenizer is None:
+            raise InvalidRequestError("this server has no tokenizer (--skip-tokenizer-init): it serves token ids only")
+        return self.inputs.tokenizer
 
     def check_admission(self) -> None:
         """Refuse new work while the server drains.

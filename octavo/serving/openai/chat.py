@@ -64,16 +64,12 @@ def render(state: ServerState, body: Any) -> str:
     Raises:
         InvalidRequestError: no template, or it refuses.
     """
-    if state.chat_template is None:
-        raise InvalidRequestError(
-            "this model has no chat template: use /v1/completions, or start the server with --chat-template", "messages"
-        )
     if not body.messages:
         raise InvalidRequestError("messages: at least one message is needed", "messages")
     continued = bool(body.continue_final_message)
     # Asking to continue says that no new turn is wanted; only asking for both is a contradiction.
     new_turn = body.add_generation_prompt if body.add_generation_prompt is not None else not continued
-    return state.chat_template.render(
+    return state.inputs.render(
         body.messages,
         add_generation_prompt=new_turn,
         continue_final_message=continued,
@@ -103,7 +99,7 @@ class _Answer:
         self._job = job
         self._role = state.config.response_role
         self._top = body.top_logprobs or 0
-        self._names = TokenNames(state.tokenizer, bool(body.return_tokens_as_token_ids))
+        self._names = TokenNames(state.inputs.tokenizer, bool(body.return_tokens_as_token_ids))
         options = body.stream_options
         self._usage = bool(options and options.include_usage)
         self._continuous = self._usage and bool(options and options.continuous_usage_stats)

@@ -101,10 +101,10 @@ class _Answer:
     def __init__(self, body: CompletionRequest, job: Job, state: ServerState, prompts: Sequence[Prompt]) -> None:
         self._body = body
         self._job = job
-        self._tokenizer = state.tokenizer
+        self._tokenizer = state.inputs.tokenizer
         self._prompts = prompts
         self._top = body.logprobs
-        self._names = TokenNames(state.tokenizer, bool(body.return_tokens_as_token_ids))
+        self._names = TokenNames(state.inputs.tokenizer, bool(body.return_tokens_as_token_ids))
         choices = range(job.n * len(prompts))
         self._builders = [CompletionLogprobsBuilder(self._top or 0, self._names) for _ in choices]
         self._opened: set[int] = set()
@@ -181,7 +181,9 @@ class _Answer:
         number = index // self._job.n
         ids = self._job.requests[number].prompt_token_ids
         prompt = self._prompts[number]
-        text = prompt if isinstance(prompt, str) else self._tokenizer.decode(ids, skip_special_tokens=False)
+        text = prompt if isinstance(prompt, str) else ""
+        if not isinstance(prompt, str) and self._tokenizer is not None:
+            text = self._tokenizer.decode(ids, skip_special_tokens=False)
         if self._top is None:
             return text, []
         builder = self._builders[index]

@@ -15,23 +15,23 @@ class TokenNames:
     """How tokens are written in log-probabilities.
 
     Args:
-        tokenizer: where the bytes come from.
+        tokenizer: where the bytes come from; without one, tokens are written as ids.
         as_ids: write "token_id:N" instead of text, as `return_tokens_as_token_ids` asks.
     """
 
-    def __init__(self, tokenizer: Tokenizer, as_ids: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
-        self._as_ids = as_ids
+        self._as_ids = as_ids or tokenizer is None
 
     def text(self, token_id: int) -> str:
         """The token's text; parts of characters show as U+FFFD."""
-        if self._as_ids:
+        if self._as_ids or self._tokenizer is None:
             return f"token_id:{token_id}"
         return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
     def bytes(self, token_id: int) -> list[int]:
         """The token's bytes, exact even where they are part of a character."""
-        return list(self._tokenizer.token_bytes(token_id))
+        return list(self._tokenizer.token_bytes(token_id)) if self._tokenizer else []
 
 
 def chat_logprobs(entries: Sequence[TokenLogprobs], top: int, names: TokenNames) -> ChatLogprobs:

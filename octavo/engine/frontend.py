@@ -1,0 +1,112 @@
+"""The text side of a model: what turns prompts into requests and tokens into text. Needs no weights."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.config.engine import EngineConfig
+from octavo.engine.client import EngineInfo
+from octavo.errors import ConfigError
+from octavo.flow.sampling_params import defaults_from
+from octavo.inputs.limits import InputLimits
+from octavo.inputs.processor import InputProcessor
+from octavo.model.source import ModelSource, find_model, open_model, read_json
+from octavo.outputs.processor import OutputProcessor
+from octavo.text.chat_template import ChatTemplate
+from octavo.text.gguf_vocabulary import tokenizer_from_metadata
+from octavo.text.tokenizer import Tokenizer, load_tokenizer_file
+
+# Of generation_config.json, these hold also where its sampling defaults are not wanted.
+_END_KEYS = ("eos_token_id", "bos_token_id")
+_MAX_TEMPLATE_PATH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Frontend:
+    """What a frontend knows of its model.
+
+    name: what the user called the model, or the file's name. generation: generation_config.json as it applies.
+    tokenizer: None with `skip_tokenizer_init`.
+    """
+
+    config: EngineConfig
+    name: str
+    path: Path
+    tokenizer: Tokenizer | None
+    chat_template: ChatTemplate | None
+    generation: dict[str, Any]
+
+    def inputs(self, info: EngineInfo, shorten_output: bool = False) -> InputProcessor:
+        """The way into an engine; see `InputLimits` for `shorten_output`."""
+        limits = InputLimits(
+            info.max_model_len, info.vocab, self.config.serving.max_logprobs, shorten_output=shorten_output
+        )
+        return InputProcessor(self.tokenizer, self.chat_template, limits, self.generation, self.config.model.seed)
+
+    def outputs(self) -> OutputProcessor:
+        """The way out of an engine."""
+        return OutputProcessor(self.tokenizer)
+
+    def sampling_defaults(self) -> dict[str, Any]:
+        """What requests get where they say nothing."""
+        return defaults_from(self.generation)
+
+
+def build_frontend(config: EngineConfig, source: ModelSource | None = None) -> Frontend:
+    """Read tokenizer, chat template and sampling defaults.
+
+    Args:
+        source: the model, when the caller has opened it already.
+
+    Raises:
+        UserError: no such model, or a damaged or unsupported file of it.
+    """
+    model = config.model
+    if source is None:
+        source = open_model(find_model(model.model, model.revision, model.download_dir, model.hf_token))
+    tokenizer = None if model.skip_tokenizer_init else _tokenizer(config, source)
+    template = _template_text(model.chat_template) if model.chat_template else source.chat_template
+    special = tokenizer.special_tokens if tokenizer else {}
+    return Frontend(
+        config=config,
+        name=model.model or source.path.stem,
+        path=source.path,
+        tokenizer=tokenizer,
+        chat_template=ChatTemplate(template, special) if template else None,
+        generation=_generation(model.generation_config, source),
+    )
+
+
+def _tokenizer(config: EngineConfig, source: ModelSource) -> Tokenizer:
+    model = config.model
+    if model.tokenizer:
+        path = find_model(model.tokenizer, None, model.download_dir, model.hf_token)
+        return load_tokenizer_file(path, source.config)
+    if source.gguf_metadata:
+        return tokenizer_from_metadata(source.gguf_metadata)
+    return load_tokenizer_file(source.tokenizer_files or source.path, source.config)
+
+
+def _template_text(given: str) -> str:
+    """A file's content, or the text itself.
+
+    Raises:
+        ConfigError: it looks like a path, and there is no such file.
+    """
+    if "{" in given or len(given) > _MAX_TEMPLATE_PATH:
+        return given
+    path = Path(given).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"chat_template: no file {path}, and the text is no Jinja template")
+    return path.read_text("utf-8")
+
+
+def _generation(wanted: str, source: ModelSource) -> dict[str, Any]:
+    if wanted == "auto":
+        return source.generation_config
+    if wanted == "vllm":
+        return {key: source.generation_config[key] for key in _END_KEYS if key in source.generation_config}
+    path = Path(wanted).expanduser() / "generation_config.json"
+    if not path.is_file():
+        raise ConfigError(f"generation_config: no file {path}; give 'auto', 'vllm' or a directory that has one")
+    return read_json(path)
