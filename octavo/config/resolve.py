@@ -21,6 +21,7 @@ _ASKED = "asked for"
 _SMALL_MACHINE_THREADS = 8
 _LOGITS_SHARE = 0.05  # of memory, for the logits of all sequences
 _DEFAULT_CACHE_BYTES = 4 << 30
+FORMAT_OF_DTYPE = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class ModelFacts:
     name: str
     max_positions: int
     vocab: int
-    dtype: str  # of unquantized weights in the file: "bfloat16", "float16" or "float32"
+    format: str  # in which most weights are stored: "bf16", "q4_k", ...
     file_bytes: int
 
 
@@ -49,7 +50,7 @@ class ResolvedModel:
     backend: Choice[str]
     isa: Choice[str]
     threads: Choice[int]
-    dtype: Choice[str]
+    weights: Choice[str]
     kv_cache_dtype: Choice[str]
     block_size: Choice[int]
     max_model_len: Choice[int]
@@ -95,14 +96,14 @@ def resolve_model(
     threads = _threads(config, machine, environment)
     max_model_len = _max_model_len(config, facts)
     max_num_seqs = _max_num_seqs(config, facts, machine, threads.value)
-    dtype = _dtype(config, facts)
+    weights = _weights(config, facts)
     backend, isa = _backend(config, environment, isas)
     return ResolvedModel(
         backend=backend,
         isa=isa,
         threads=threads,
-        dtype=dtype,
-        kv_cache_dtype=_kv_cache_dtype(config, dtype.value),
+        weights=weights,
+        kv_cache_dtype=_kv_cache_dtype(config, weights.value),
         block_size=_asked_or_default(config.cache.block_size, 16, "the default"),
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
@@ -173,16 +174,20 @@ def _backend(config: EngineConfig, environment: Environment, isas: tuple[str, ..
     return backend, Choice(isas[0], f"the best of {', '.join(isas)} that this CPU runs")
 
 
-def _dtype(config: EngineConfig, facts: ModelFacts) -> Choice[str]:
-    if config.model.dtype == "auto":
-        return Choice(facts.dtype, "as in the file")
-    return Choice(config.model.dtype, _ASKED)
+def _weights(config: EngineConfig, facts: ModelFacts) -> Choice[str]:
+    """How weights are stored in memory; quantized ones stay as they are, whatever `dtype` says."""
+    asked = FORMAT_OF_DTYPE.get(config.model.dtype)
+    if asked is None or asked == facts.format:
+        return Choice(facts.format, "as in the file")
+    if facts.format not in FORMAT_OF_DTYPE.values():
+        return Choice(facts.format, f"as in the file; dtype {config.model.dtype} holds for its unquantized tensors")
+    return Choice(asked, "asked for with dtype")
 
 
-def _kv_cache_dtype(config: EngineConfig, dtype: str) -> Choice[str]:
+def _kv_cache_dtype(config: EngineConfig, weights: str) -> Choice[str]:
     if config.cache.kv_cache_dtype != "auto":
         return Choice(config.cache.kv_cache_dtype, _ASKED)
-    if dtype == "bfloat16":
+    if weights == "bf16":
         return Choice("bfloat16", "the weights' type")
     return Choice("float16", "half the size of float32 and exact enough")
 

@@ -13,7 +13,7 @@ from octavo.errors import ConfigError, UnsupportedError
 
 GIB = 1 << 30
 MACHINE = Machine("x86_64", "test", ("avx2", "scalar"), (0, 1, 2, 3), (0, 1), None, 16 * GIB, 8 * GIB)
-FACTS = ModelFacts("model", max_positions=2048, vocab=32000, dtype="bfloat16", file_bytes=GIB)
+FACTS = ModelFacts("model", max_positions=2048, vocab=32000, format="bf16", file_bytes=GIB)
 ENVIRONMENT = Environment(Path("/cache"))
 PAGE = 1 << 20
 
@@ -75,9 +75,11 @@ def test_step_budget() -> None:
 
 
 def test_types_follow_the_file() -> None:
-    assert resolve().dtype.value == "bfloat16"
+    assert resolve().weights.value == "bf16"
+    assert resolve(dtype="float32").weights.value == "f32"
+    assert resolve(facts=replace(FACTS, format="q4_k"), dtype="float16").weights.value == "q4_k"
     assert resolve().kv_cache_dtype.value == "bfloat16"
-    assert resolve(facts=replace(FACTS, dtype="float32")).kv_cache_dtype.value == "float16"
+    assert resolve(facts=replace(FACTS, format="q4_k")).kv_cache_dtype.value == "float16"
     assert resolve(kv_cache_dtype="float32").kv_cache_dtype.value == "float32"
 
 

@@ -1,0 +1,143 @@
+"""The two ways to compute, each with what the composition root asks of it: a packer, page sizes, and a runner."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from octavo.cache.group import KVCacheGroup
+from octavo.config.resolve import ResolvedConfig, ResolvedModel
+from octavo.errors import ConfigError
+from octavo.execution.cpu.runner import NativeRunner, record_program
+from octavo.execution.cpu.storage import CpuStorage
+from octavo.execution.memory import page_bytes
+from octavo.execution.runner import Runner
+from octavo.execution.slots import SlotTable
+from octavo.kernels.choose import KernelChoice, kernel_choices
+from octavo.kernels.cpu.library import load_library
+from octavo.kernels.cpu.packer import NativePacker
+from octavo.kernels.cpu.program import NativeProgram, ProgramLimits
+from octavo.kernels.cpu.structs import CACHE_FORMAT_OF_DTYPE
+from octavo.kernels.cpu.team import ThreadTeam
+from octavo.model.decoder import Decoder
+from octavo.ops.weight import PackedWeight, Packer
+from octavo.spec.decoder import CacheNeed, DecoderSpec
+
+if TYPE_CHECKING:
+    from octavo.execution.torch.packer import TorchPacker
+
+_ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+class Backend(Protocol):
+    """What the composition root asks of a way to compute. Owner of its threads and its cache's memory."""
+
+    @property
+    def packer(self) -> Packer: ...
+
+    def page_bytes(self, spec: DecoderSpec, groups: Sequence[KVCacheGroup]) -> int:
+        """Bytes of a cache page."""
+        ...
+
+    def runner(self, decoder: Decoder[Any], table: SlotTable, config: ResolvedConfig, page: int) -> Runner:
+        """Ready to run steps, its cache allocated. `page`: bytes of a cache page."""
+        ...
+
+    def kernels(self, weights: Sequence[PackedWeight]) -> list[KernelChoice]:
+        """Which kernel runs where, and why."""
+        ...
+
+    @property
+    def program(self) -> NativeProgram | None:
+        """What was recorded, once there is a runner; None when steps are not recorded."""
+        ...
+
+    def close(self) -> None:
+        """Stop its threads."""
+        ...
+
+
+class NativeBackend:
+    """Recorded programs on the native library of this machine."""
+
+    def __init__(self, config: ResolvedModel) -> None:
+        self._config = config
+        self._library = load_library(config.isa.value)
+        self._team = ThreadTeam(self._library, config.threads.value)
+        self.packer = NativePacker(self._library, self._team)
+        self.program: NativeProgram | None = None
+
+    def page_bytes(self, spec: DecoderSpec, groups: Sequence[KVCacheGroup]) -> int:
+        """See Backend."""
+        format_code, block_size = CACHE_FORMAT_OF_DTYPE[self._config.kv_cache_dtype.value], self._config.block_size.value
+
+        def layer_bytes(need: CacheNeed) -> int:
+            return self._library.cache_layer_bytes(format_code, need.kv_heads, need.key_width, block_size)
+
+        return page_bytes(spec, groups, layer_bytes)
+
+    def runner(self, decoder: Decoder[Any], table: SlotTable, config: ResolvedConfig, page: int) -> Runner:
+        """See Backend."""
+        model = config.model
+        storage = CpuStorage(config.cache.num_blocks.value, page)
+        cache = storage.cache(model.kv_cache_dtype.value, model.block_size.value, table.tables)
+        limits = ProgramLimits(model.max_num_batched_tokens.value, model.max_num_seqs.value)
+        self.program = record_program(self._library, self._team, decoder, limits, cache, model.max_model_len.value)
+        return NativeRunner(self.program, storage)
+
+    def kernels(self, weights: Sequence[PackedWeight]) -> list[KernelChoice]:
+        """See Backend."""
+        return kernel_choices(self._library, weights, forced="best" not in self._config.isa.reason)
+
+    def close(self) -> None:
+        """See Backend."""
+        self._team.close()
+
+
+class TorchBackend:
+    """The PyTorch reference, op by op: slow, and right by definition."""
+
+    def __init__(self, config: ResolvedModel) -> None:
+        self._config = config
+        self.packer: TorchPacker = _torch_packer()
+        self.program: NativeProgram | None = None
+
+    def page_bytes(self, spec: DecoderSpec, groups: Sequence[KVCacheGroup]) -> int:
+        """See Backend."""
+        element = _ELEMENT_BYTES[self._config.kv_cache_dtype.value]
+
+        def layer_bytes(need: CacheNeed) -> int:
+            return need.kv_heads * (need.key_width + need.value_width) * self._config.block_size.value * element
+
+        return page_bytes(spec, groups, layer_bytes)
+
+    def runner(self, decoder: Decoder[Any], table: SlotTable, config: ResolvedConfig, page: int) -> Runner:
+        """See Backend."""
+        from octavo.execution.torch.runner import TorchRunner
+        from octavo.execution.torch.storage import TorchStore
+
+        model = config.model
+        store = TorchStore(config.cache.num_blocks.value, model.block_size.value, model.kv_cache_dtype.value)
+        return TorchRunner(decoder, store, model.threads.value)
+
+    def kernels(self, weights: Sequence[PackedWeight]) -> list[KernelChoice]:
+        """See Backend."""
+        return [KernelChoice("all ops", "PyTorch reference", "asked for with --backend torch")]
+
+    def close(self) -> None:
+        """See Backend."""
+
+
+def open_backend(config: ResolvedModel) -> Backend:
+    """The backend that was chosen, its threads running.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    return TorchBackend(config) if config.backend.value == "torch" else NativeBackend(config)
+
+
+def _torch_packer() -> "TorchPacker":
+    try:
+        from octavo.execution.torch.packer import TorchPacker
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the torch backend needs {error.name}: pip install 'octavo[torch]'") from error
+    return TorchPacker()

@@ -1,0 +1,263 @@
+"""The composition root: a configuration becomes a running engine. The only file that knows every part.
+
+Order matters: the model's shape is known before its weights, what the weights leave of the memory decides the cache,
+and the cache's layout goes into the recorded program.
+"""
+
+import mmap
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from octavo.cache.group import KVCacheGroup, groups_for, layer_caches
+from octavo.cache.manager import CacheManager, CacheOptions
+from octavo.config.engine import EngineConfig
+from octavo.config.environment import read_environment
+from octavo.config.machine import read_machine
+from octavo.config.resolve import ModelFacts, ResolvedCache, ResolvedConfig, ResolvedModel, resolve_cache, resolve_model
+from octavo.config.values import format_size
+from octavo.engine.backends import Backend, open_backend
+from octavo.engine.client import EngineInfo
+from octavo.engine.local_client import LocalClient
+from octavo.engine.loop import EngineLoop
+from octavo.execution.local import LocalExecutor
+from octavo.execution.memory import sequence_blocks
+from octavo.execution.slots import SlotTable
+from octavo.execution.worker import Worker
+from octavo.kernels.choose import KernelChoice
+from octavo.kernels.cpu.library import supported_isas
+from octavo.model.decoder import Decoder, DecoderWeights
+from octavo.model.source import ModelSource, find_model, open_model
+from octavo.model.weight_cache import WeightCache
+from octavo.model.weights import LoadedModel, load_decoder
+from octavo.ops.weight import PackedWeight
+from octavo.scheduling.budget import SchedulerLimits
+from octavo.scheduling.scheduler import Scheduler
+from octavo.telemetry.log import logger
+
+@dataclass(frozen=True, slots=True)
+class MemoryFigures:
+    """Bytes, right after the engine was built."""
+
+    weight_bytes: int  # packed
+    token_bytes: int  # of KV cache, all layers
+    resident_bytes: int  # of this process
+    available_bytes: int  # on the machine, within its limits
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A built engine. `client` is the way to use it; the rest is for looking at. `phases`: seconds of each part."""
+
+    client: LocalClient
+    info: EngineInfo
+    source: ModelSource
+    resolved: ResolvedConfig
+    backend: Backend
+    groups: tuple[KVCacheGroup, ...]
+    kernels: tuple[KernelChoice, ...]
+    memory: MemoryFigures
+    phases: tuple[tuple[str, float], ...]
+
+    def close(self) -> None:
+        """Release the executor and its threads."""
+        self.client.close()
+        self.backend.close()
+
+
+@dataclass(slots=True)
+class _Clock:
+    """How long each phase of the start took."""
+
+    phases: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
+
+    @contextmanager
+    def phase(self, name: str) -> Generator[None, None, None]:
+        """Measure the body."""
+        began = time.perf_counter()
+        yield
+        self.phases.append((name, time.perf_counter() - began))
+
+    @property
+    def total(self) -> float:
+        """Seconds of all phases."""
+        return sum(seconds for _, seconds in self.phases)
+
+
+def build_engine(config: EngineConfig, source: ModelSource | None = None) -> Engine:
+    """Find, load and pack the model, size its cache, record its program.
+
+    Args:
+        source: the model, when the caller has opened it already.
+
+    Raises:
+        UserError: whatever of the configuration, the model or the machine does not fit; one line says what to do.
+    """
+    clock = _Clock()
+    with clock.phase("open model"):
+        source = source or locate_model(config)
+        model = _resolve_model(config, source)
+        backend = open_backend(model)
+    try:
+        with clock.phase("load weights"):
+            loaded = _load(config, source, backend, model)
+        with clock.phase("size cache, record program"):
+            engine = _assemble(config, source, loaded, backend, model, clock)
+    except BaseException:
+        backend.close()
+        raise
+    _tell(engine, loaded.from_cache)
+    return engine
+
+
+def locate_model(config: EngineConfig) -> ModelSource:
+    """Find and open the model that the configuration names.
+
+    Raises:
+        ModelNotFoundError, CheckpointError, UnsupportedError: it is not there, damaged, or of an unknown kind.
+    """
+    model = config.model
+    return open_model(find_model(model.model, model.revision, model.download_dir, model.hf_token))
+
+
+def _resolve_model(config: EngineConfig, source: ModelSource) -> ResolvedModel:
+    facts = ModelFacts(
+        name=config.model.model or source.path.name,
+        max_positions=source.spec.max_positions,
+        vocab=source.spec.vocab,
+        format=source.dtype,
+        file_bytes=source.file_bytes,
+    )
+    return resolve_model(config, facts, read_machine(), read_environment(), supported_isas())
+
+
+def _load(config: EngineConfig, source: ModelSource, backend: Backend, model: ResolvedModel) -> LoadedModel[Any]:
+    directory = model.weight_cache_dir.value
+    cache = WeightCache(directory, model.weight_cache_bytes.value) if directory is not None else None
+    return load_decoder(
+        source, backend.packer, dtype=config.model.dtype, max_positions=model.max_model_len.value, cache=cache
+    )
+
+
+def _assemble(
+    config: EngineConfig,
+    source: ModelSource,
+    loaded: LoadedModel[Any],
+    backend: Backend,
+    model: ResolvedModel,
+    clock: _Clock,
+) -> Engine:
+    """Everything from the weights to the client."""
+    groups = groups_for(source.spec)
+    page = backend.page_bytes(source.spec, groups)
+    resolved = ResolvedConfig(model, _resolve_cache(config, model, groups, page))
+    table = SlotTable(
+        model.max_num_seqs.value, model.max_model_len.value, max(1, len(groups)), model.block_size.value
+    )
+    decoder = Decoder(source.spec, loaded.weights, layer_caches(groups), loaded.ropes)
+    runner = backend.runner(decoder, table, resolved, page)
+    scheduler = Scheduler(_cache_manager(config, source, groups, resolved), _limits(config, resolved))
+    loop = EngineLoop(scheduler, LocalExecutor(Worker(runner, table)))
+    info = _info(resolved, source, clock.total)
+    weights = _matrices(loaded.weights)
+    memory = MemoryFigures(
+        weight_bytes=sum(_segment_bytes(weight) for weight in weights),
+        token_bytes=len(groups) * page // model.block_size.value,
+        resident_bytes=_resident_bytes(),
+        available_bytes=read_machine().memory_available,
+    )
+    kernels = tuple(backend.kernels(weights))
+    return Engine(
+        LocalClient(info, loop), info, source, resolved, backend, groups, kernels, memory, tuple(clock.phases)
+    )
+
+
+def _resolve_cache(
+    config: EngineConfig, model: ResolvedModel, groups: tuple[KVCacheGroup, ...], page: int
+) -> ResolvedCache:
+    step = model.max_num_batched_tokens.value
+    least = sequence_blocks(groups, model.max_model_len.value, step, model.block_size.value)
+    return resolve_cache(config, model, page, least, read_machine().memory_available)
+
+
+def _cache_manager(
+    config: EngineConfig, source: ModelSource, groups: tuple[KVCacheGroup, ...], resolved: ResolvedConfig
+) -> CacheManager:
+    return CacheManager(
+        groups,
+        CacheOptions(
+            num_blocks=resolved.cache.num_blocks.value,
+            block_size=resolved.model.block_size.value,
+            prefix_caching=config.cache.enable_prefix_caching,
+            fingerprint=f"{source.path} {resolved.model.kv_cache_dtype.value}",
+        ),
+    )
+
+
+def _limits(config: EngineConfig, resolved: ResolvedConfig) -> SchedulerLimits:
+    return SchedulerLimits(
+        max_num_seqs=resolved.model.max_num_seqs.value,
+        max_num_batched_tokens=resolved.model.max_num_batched_tokens.value,
+        max_model_len=resolved.model.max_model_len.value,
+        enable_chunked_prefill=config.scheduling.enable_chunked_prefill,
+        policy=config.scheduling.scheduling_policy,
+        max_waiting=config.scheduling.max_waiting,
+    )
+
+
+def _info(resolved: ResolvedConfig, source: ModelSource, seconds: float) -> EngineInfo:
+    model = resolved.model
+    return EngineInfo(
+        max_model_len=model.max_model_len.value,
+        num_blocks=resolved.cache.num_blocks.value,
+        block_size=model.block_size.value,
+        max_num_seqs=model.max_num_seqs.value,
+        max_num_batched_tokens=model.max_num_batched_tokens.value,
+        vocab=source.spec.vocab,
+        start_seconds=seconds,
+    )
+
+
+def _tell(engine: Engine, from_cache: bool) -> None:
+    model, log = engine.resolved.model, logger("engine")
+    log.info(
+        "%s: %s in %s, %s",
+        engine.source.family,
+        format_size(engine.memory.weight_bytes),
+        model.weights.value,
+        "packed weights from the cache" if from_cache else f"packed from {format_size(engine.source.file_bytes)}",
+    )
+    log.info(
+        "%s %s on %d threads, KV cache %s (%s)",
+        *(model.backend.value, model.isa.value, model.threads.value),
+        *(format_size(engine.resolved.cache.cache_bytes.value), engine.resolved.cache.num_blocks.reason),
+    )
+
+
+def _matrices(weights: DecoderWeights[Any]) -> list[PackedWeight]:
+    """Every matrix once; a tied head is the embedding."""
+    found = [weights.embed, weights.head, weights.positions, weights.project_in, weights.project_out]
+    for layer in weights.layers:
+        for block in layer.blocks:
+            for branch in block.branches:
+                body = branch.body
+                found += [value for name in type(body).__slots__ if isinstance(value := getattr(body, name), PackedWeight)]
+    unique = {id(weight): weight for weight in found if weight is not None}
+    return list(unique.values())
+
+
+def _segment_bytes(weight: PackedWeight) -> int:
+    """Bytes of a matrix as packed; numpy's and torch's arrays both know theirs."""
+    return sum(int(getattr(segment.data, "nbytes", 0)) for segment in weight.segments)
+
+
+def _resident_bytes() -> int:
+    """Memory that this process holds now."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * mmap.PAGESIZE
