@@ -6,6 +6,7 @@ checkpoints load their text part; the vision tower's tensors are left alone.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,8 @@ def read_spec(config: Mapping[str, Any]) -> DecoderSpec:
     norm = NormSpec("rms", read.number("rms_norm_eps"))
     window_layer, full_layer = _layer(read, norm, window=True), _layer(read, norm, window=False)
     layers = tuple(window_layer if slide else full_layer for slide in slides)
-    return decoder(read, layers, norm, positions=131072, tied=True, embed_scale=_embed_scale(sizes.hidden, dtype))
+    spec = decoder(read, layers, norm, positions=131072, tied=True, embed_scale=_embed_scale(sizes.hidden, dtype))
+    return replace(spec, head=replace(spec.head, softcap=read.optional_number("final_logit_softcapping")))
 
 
 # Gemma3TextConfig's values: files of the larger models say only what differs.
