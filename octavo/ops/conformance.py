@@ -105,7 +105,7 @@ class Device(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`run` gives arrays: floats may differ by `tolerance` times the largest expected magnitude, integers not at all."""
+    """`run` gives arrays: floats may differ by `tolerance` times the largest expected one, integers not at all."""
 
     op: str
     label: str

@@ -7,6 +7,7 @@ from octavo.errors import ConfigError
 from octavo.kernels.cpu.allocate import mapped_bytes
 from octavo.kernels.cpu.cache import NativeCache
 from octavo.kernels.cpu.structs import CACHE_FORMAT_OF_DTYPE
+from octavo.ops.weight import Bytes
 
 
 class CpuStorage:
@@ -23,6 +24,10 @@ class CpuStorage:
         except (OSError, ValueError, OverflowError) as error:
             raise ConfigError(f"a KV cache of {blocks} blocks of {page_bytes} bytes cannot be had: {error}") from error
         self._pages = self._pool.reshape(blocks, page_bytes)
+
+    def page(self, which: int | slice) -> Bytes:
+        """The bytes of a page, or of several [pages, page_bytes]."""
+        return self._pages[which]
 
     def copy(self, source: int, target: int) -> None:
         """Copy one page's contents."""

@@ -1,0 +1,141 @@
+"""Small decoders with random weights, on any backend, and a worker that runs them."""
+
+import zlib
+
+import numpy as np
+
+from octavo.cache.group import groups_for, layer_caches
+from octavo.execution.cpu.runner import NativeRunner, record_program
+from octavo.execution.cpu.storage import CpuStorage
+from octavo.execution.memory import page_bytes
+from octavo.execution.slots import SlotTable
+from octavo.execution.torch.packer import TorchPacker
+from octavo.execution.torch.runner import TorchRunner
+from octavo.execution.torch.storage import TorchStore
+from octavo.execution.worker import Worker
+from octavo.kernels.cpu.packer import NativePacker
+from octavo.kernels.cpu.program import ProgramLimits
+from octavo.kernels.cpu.structs import CACHE_FORMAT_OF_DTYPE
+from octavo.model.assembly import assemble
+from octavo.model.decoder import Decoder
+from octavo.model.rope import rope_tables
+from octavo.ops.conformance import numbers, stored
+from octavo.ops.interface import RopeTable
+from octavo.spec.decoder import (
+    AttentionSpec,
+    DecoderSpec,
+    DenseMlpSpec,
+    EmbeddingSpec,
+    HeadSpec,
+    NormSpec,
+    RopeSpec,
+    parallel,
+    sequential,
+)
+from tests.conformance.devices import library, team
+
+VOCAB, HIDDEN, MAX_LEN, BLOCK_SIZE = 301, 64, 160, 16
+RMS, LAYER = NormSpec("rms", 1e-6), NormSpec("layer", 1e-5, bias=True)
+ROPE = RopeSpec(10000.0, 16)
+
+
+def _attention(**fields):
+    return AttentionSpec(**{"heads": 4, "kv_heads": 2, "head_dim": 16, "scale": 0.25, "rope": ROPE, **fields})
+
+
+def _decoder(*layers, **fields):
+    embedding = fields.pop("embedding", EmbeddingSpec(VOCAB, HIDDEN))
+    head = fields.pop("head", HeadSpec(tied=True))
+    return DecoderSpec(HIDDEN, layers, embedding, fields.pop("final_norm", RMS), head, MAX_LEN, **fields)
+
+
+SILU, GELU = DenseMlpSpec(96, "silu"), DenseMlpSpec(96, "gelu_tanh", gated=False, bias=True)
+LLAMA = sequential(_attention(), SILU, RMS)
+WINDOWED = sequential(_attention(window=20, qk_norm=RMS), SILU, RMS, RMS)
+FULL = sequential(_attention(qk_norm=RMS, softcap=20.0), SILU, RMS, RMS)
+GPT = sequential(_attention(kv_heads=4, rope=None, qkv_bias=True, out_bias=True), GELU, LAYER)
+SPECS = {
+    "llama": _decoder(LLAMA, LLAMA),
+    "gemma": _decoder(
+        WINDOWED, WINDOWED, FULL, embedding=EmbeddingSpec(VOCAB, HIDDEN, scale=8.0), head=HeadSpec(True, softcap=30.0)
+    ),
+    "gpt": _decoder(GPT, GPT, embedding=EmbeddingSpec(VOCAB, HIDDEN, positions=MAX_LEN), final_norm=LAYER),
+    "parallel": _decoder(
+        parallel(_attention(), SILU, RMS), parallel(_attention(), GELU, RMS, own=True), head=HeadSpec(False, scale=0.5)
+    ),
+}
+
+
+class RandomTake:
+    """Weights by name, the same on every backend: bf16, f32 and q8_0 by turns."""
+
+    def __init__(self, packer, format=None):
+        self._packer = packer
+        self._format = format
+
+    def matrix(self, place, name, parts, columns):
+        formats = ("bf16", "f32", "q8_0")
+        seeds = [zlib.crc32(f"{place}{part}".encode()) for part, _ in parts]
+        return self._packer.matrix(
+            [
+                stored(self._format or formats[seed % 3], rows, columns, seed)
+                for seed, (_, rows) in zip(seeds, parts, strict=True)
+            ]
+        )
+
+    def gain(self, place, name, width):
+        return self._packer.vector(1 + numbers(zlib.crc32(f"{place}{name}".encode()), width, scale=0.1))
+
+    def bias(self, place, name, parts):
+        rows = sum(rows for _, rows in parts)
+        return self._packer.vector(numbers(zlib.crc32(f"{place}{name}b".encode()), rows, scale=0.1))
+
+
+def decoder(spec, packer, format=None):
+    """A Decoder with random weights; `format` of all its matrices, or a mix."""
+    tables = {}
+    for layer in spec.layers:
+        for block in layer.blocks:
+            for branch in block.branches:
+                rope = getattr(branch.body, "rope", None)
+                if rope is not None and rope not in tables:
+                    cos, sin = (packer.vector(t).reshape(t.shape) for t in rope_tables(rope, MAX_LEN))
+                    tables[rope] = RopeTable(rope.width, cos, sin)
+    places = layer_caches(groups_for(spec))
+    caches = [[places[layer]] if layer in places else [] for layer in range(len(spec.layers))]
+    return Decoder(spec, assemble(spec, RandomTake(packer, format)), caches, tables)
+
+
+def slot_table(spec, slots=8):
+    return SlotTable(slots, MAX_LEN, len(groups_for(spec)), BLOCK_SIZE)
+
+
+def native_runner(isa, spec, table, *, threads=2, tokens=128, rows=8, dtype="float16", fused=True, format=None):
+    native, threads_of = library(isa), team(isa, threads)
+    code = CACHE_FORMAT_OF_DTYPE[dtype]
+    size = page_bytes(
+        spec, groups_for(spec), lambda n: native.cache_layer_bytes(code, n.kv_heads, n.key_width, BLOCK_SIZE)
+    )
+    storage = CpuStorage(256, size)
+    storage.page(slice(None))[:] = 0xFF  # NaN: reading what nobody wrote shows
+    cache = storage.cache(dtype, BLOCK_SIZE, table.tables)
+    model = decoder(spec, NativePacker(native, threads_of), format)
+    program = record_program(native, threads_of, model, ProgramLimits(tokens, rows), cache, MAX_LEN, fused)
+    return NativeRunner(program, storage)
+
+
+def torch_runner(spec, dtype="float16"):
+    return TorchRunner(decoder(spec, TorchPacker()), TorchStore(256, BLOCK_SIZE, dtype))
+
+
+def native_worker(isa, spec, **options):
+    table = slot_table(spec)
+    return Worker(native_runner(isa, spec, table, **options), table)
+
+
+def torch_worker(spec, **options):
+    return Worker(torch_runner(spec, **options), slot_table(spec))
+
+
+def prompt(seed, length):
+    return tuple(np.random.default_rng(seed).integers(0, VOCAB, length).tolist())
