@@ -1,0 +1,138 @@
+// Element by element: sums, factors, activations, caps, and the choice of rows.
+#include <string.h>
+
+#include "kernels.h"
+#include "simd/math.h"
+
+namespace octavo {
+namespace {
+
+constexpr int64_t kCheapTask = 16384; // floats of a task when an element costs a cycle or less
+constexpr int64_t kDearTask = 4096;   // and when it costs a polynomial
+
+// f(first element, elements) over 0 .. count - 1, at most 16 at a time.
+template <class F> void for_vectors(Team& team, int64_t count, int64_t task, F&& f) {
+  team.parallel_ranges((count + 15) / 16, task / 16, [&](int64_t begin, int64_t end, int) {
+    for (int64_t vector = begin; vector < end; ++vector) f(vector * 16, count - vector * 16);
+  });
+}
+
+struct Silu {
+  Vec16 operator()(Vec16 x) const { return x / (set1(1.0f) + exp(zero() - x)); }
+};
+struct Gelu { // x times the normal distribution function
+  Vec16 operator()(Vec16 x) const {
+    const Vec16 tail = set1(0.5f) * erfc_positive(absolute(x) * set1(0.70710678f));
+    return x * select_less(x, zero(), tail, set1(1.0f) - tail);
+  }
+};
+struct GeluTanh { // x / 2 (1 + tanh u) = x / (1 + e^(-2 u))
+  Vec16 operator()(Vec16 x) const {
+    const Vec16 cube = x * x * x;
+    const Vec16 u = fma(cube, set1(0.044715f), x) * set1(0.79788456f);
+    return x / (set1(1.0f) + exp(set1(-2.0f) * u));
+  }
+};
+struct Relu {
+  Vec16 operator()(Vec16 x) const { return max(zero(), x); }
+};
+struct Relu2 {
+  Vec16 operator()(Vec16 x) const {
+    const Vec16 positive = max(zero(), x);
+    return positive * positive;
+  }
+};
+struct QuickGelu {
+  Vec16 operator()(Vec16 x) const { return x / (set1(1.0f) + exp(set1(-1.702f) * x)); }
+};
+
+// use(activation) with the activation's functor.
+template <class F> void with_activation(int32_t kind, F&& use) {
+  switch (kind) {
+    case OCTAVO_SILU: return use(Silu{});
+    case OCTAVO_GELU: return use(Gelu{});
+    case OCTAVO_GELU_TANH: return use(GeluTanh{});
+    case OCTAVO_RELU: return use(Relu{});
+    case OCTAVO_RELU2: return use(Relu2{});
+    case OCTAVO_QUICK_GELU: return use(QuickGelu{});
+    default: return;
+  }
+}
+
+} // namespace
+
+void add(Team& team, const Instruction& code, const Program& program, const Step&, int64_t rows) {
+  const float* left = program.buffer[code.in0];
+  const float* right = program.buffer[code.in1];
+  float* out = program.buffer[code.out];
+  for_vectors(team, rows * code.width, kCheapTask, [=](int64_t at, int64_t count) {
+    store_up_to(out + at, load_up_to(left + at, count) + load_up_to(right + at, count), count);
+  });
+}
+
+void scale(Team& team, const Instruction& code, const Program& program, const Step&, int64_t rows) {
+  const float* in = program.buffer[code.in0];
+  float* out = program.buffer[code.out];
+  const float factor = code.f[0];
+  for_vectors(team, rows * code.width, kCheapTask, [=](int64_t at, int64_t count) {
+    store_up_to(out + at, load_up_to(in + at, count) * set1(factor), count);
+  });
+}
+
+void act(Team& team, const Instruction& code, const Program& program, const Step&, int64_t rows) {
+  const float* in = program.buffer[code.in0];
+  float* out = program.buffer[code.out];
+  with_activation(code.i[1], [&](auto activation) {
+    for_vectors(team, rows * code.width, kDearTask, [=](int64_t at, int64_t count) {
+      store_up_to(out + at, activation(load_up_to(in + at, count)), count);
+    });
+  });
+}
+
+void act_mul(Team& team, const Instruction& code, const Program& program, const Step&, int64_t rows) {
+  const float* in = program.buffer[code.in0];
+  float* out = program.buffer[code.out];
+  const int64_t width = code.width;
+  const int64_t pieces = (width + kDearTask - 1) / kDearTask; // of a row, for one wide row
+  const int64_t least = (kDearTask * pieces + width - 1) / width;
+  with_activation(code.i[1], [&](auto activation) {
+    team.parallel_ranges(rows * pieces, least, [&](int64_t begin, int64_t end, int) {
+      for (int64_t piece = begin; piece < end; ++piece) {
+        const float* gate = in + piece / pieces * 2 * width;
+        float* row = out + piece / pieces * width;
+        const int64_t first = piece % pieces * kDearTask;
+        const int64_t last = first + kDearTask < width ? first + kDearTask : width;
+        for (int64_t at = first; at < last; at += 16) {
+          const int64_t count = width - at;
+          const Vec16 up = load_up_to(gate + width + at, count);
+          store_up_to(row + at, activation(load_up_to(gate + at, count)) * up, count);
+        }
+      }
+    });
+  });
+}
+
+void softcap(Team& team, const Instruction& code, const Program& program, const Step&, int64_t rows) {
+  const float* in = program.buffer[code.in0];
+  float* out = program.buffer[code.out];
+  const float limit = code.f[0];
+  for_vectors(team, rows * code.width, kDearTask, [=](int64_t at, int64_t count) {
+    const Vec16 capped = tanh(load_up_to(in + at, count) / set1(limit)) * set1(limit);
+    store_up_to(out + at, capped, count);
+  });
+}
+
+void select_rows(Team& team, const Instruction& code, const Program& program, const Step& step, int64_t rows) {
+  const float* in = program.buffer[code.in0];
+  float* out = program.buffer[code.out];
+  const size_t width = static_cast<size_t>(code.width);
+  const int64_t least = (kCheapTask + code.width - 1) / code.width;
+  team.parallel_ranges(rows, least, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      const size_t from = static_cast<size_t>(step.sampled_rows[row]);
+      memcpy(out + static_cast<size_t>(row) * width, in + from * width, width * sizeof(float));
+    }
+  });
+}
+
+} // namespace octavo

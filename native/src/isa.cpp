@@ -1,0 +1,92 @@
+// Whether this CPU can run this library. Compiled for the baseline of the architecture, so that any CPU can ask.
+#include <stdint.h>
+
+#include "octavo/abi.h"
+
+namespace {
+constexpr int32_t kAbiVersion = 1;
+} // namespace
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+namespace {
+
+// Register state the operating system saves: XCR0.
+uint64_t saved_state() {
+  uint32_t low = 0;
+  uint32_t high = 0;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (static_cast<uint64_t>(high) << 32) | low;
+}
+
+struct Features {
+  uint32_t leaf1_ecx = 0;
+  uint32_t leaf7_ebx = 0;
+  uint32_t leaf7_ecx = 0;
+  uint32_t leaf7_1_eax = 0;
+  uint64_t saved = 0;
+};
+
+[[maybe_unused]] Features read_features() {
+  Features features;
+  uint32_t eax = 0;
+  uint32_t ebx = 0;
+  uint32_t ecx = 0;
+  uint32_t edx = 0;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx)) features.leaf1_ecx = ecx;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) {
+    features.leaf7_ebx = ebx;
+    features.leaf7_ecx = ecx;
+    const uint32_t most = eax;
+    if (most >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) features.leaf7_1_eax = eax;
+  }
+  if (features.leaf1_ecx & bit_OSXSAVE) features.saved = saved_state();
+  return features;
+}
+
+bool has(uint32_t word, uint32_t bits) { return (word & bits) == bits; }
+
+[[maybe_unused]] bool has_avx2(const Features& features) {
+  constexpr uint64_t kYmm = 0x6;
+  return has(features.leaf1_ecx, bit_AVX | bit_FMA | bit_F16C) && has(features.leaf7_ebx, bit_AVX2 | bit_BMI | bit_BMI2) &&
+         (features.saved & kYmm) == kYmm;
+}
+
+[[maybe_unused]] bool has_avx512(const Features& features) {
+  constexpr uint64_t kZmm = 0xe6;
+  constexpr uint32_t kBf16 = 1u << 5;
+  return has_avx2(features) && has(features.leaf7_ebx, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL) &&
+         has(features.leaf7_ecx, bit_AVX512VNNI) && has(features.leaf7_1_eax, kBf16) && (features.saved & kZmm) == kZmm;
+}
+
+} // namespace
+#endif
+
+extern "C" {
+
+int32_t octavo_isa_supported(void) {
+#if defined(OCTAVO_ISA_AVX512)
+  return has_avx512(read_features()) ? 1 : 0;
+#elif defined(OCTAVO_ISA_AVX2)
+  return has_avx2(read_features()) ? 1 : 0;
+#else
+  return 1;
+#endif
+}
+
+const char* octavo_isa(void) {
+#if defined(OCTAVO_ISA_AVX512)
+  return "avx512";
+#elif defined(OCTAVO_ISA_AVX2)
+  return "avx2";
+#elif defined(OCTAVO_ISA_NEON)
+  return "neon";
+#else
+  return "scalar";
+#endif
+}
+
+int32_t octavo_abi_version(void) { return kAbiVersion; }
+
+} // extern "C"

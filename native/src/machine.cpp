@@ -1,0 +1,34 @@
+// Measurements of the machine, made with the team that will run the kernels.
+#include <atomic>
+
+#include "octavo/abi.h"
+#include "simd/vec.h"
+#include "thread_team.h"
+
+namespace {
+
+constexpr int64_t kPiece = 1 << 20;
+
+uint64_t sum_bytes(const uint8_t* data, int64_t bytes) {
+  uint64_t total = 0;
+  int64_t at = 0;
+  for (; at + 64 <= bytes; at += 64) total += octavo::sum_bytes64(data + at);
+  for (; at < bytes; ++at) total += data[at];
+  return total;
+}
+
+} // namespace
+
+extern "C" {
+
+uint64_t octavo_read_bytes(void* team, const void* data, int64_t bytes) {
+  std::atomic<uint64_t> total{0};
+  static_cast<octavo::Team*>(team)->parallel((bytes + kPiece - 1) / kPiece, [&](int64_t piece, int) {
+    const int64_t begin = piece * kPiece;
+    const int64_t length = begin + kPiece < bytes ? kPiece : bytes - begin;
+    total.fetch_add(sum_bytes(static_cast<const uint8_t*>(data) + begin, length), std::memory_order_relaxed);
+  });
+  return total.load();
+}
+
+} // extern "C"

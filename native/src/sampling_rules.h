@@ -1,0 +1,21 @@
+// Questions about a sampled row's rules.
+#pragma once
+#include <stdint.h>
+
+#include "octavo/instruction.h"
+
+namespace octavo {
+
+// History may hold ids past the vocabulary: placeholders of another kind of input.
+inline bool in_vocabulary(int32_t id, int64_t vocab) { return id >= 0 && id < vocab; }
+
+inline bool has_penalties(const OctavoSampling& rules) {
+  return rules.history_len > 0 && (rules.repetition_penalty != 1.0f || rules.presence_penalty != 0.0f ||
+                                   rules.frequency_penalty != 0.0f);
+}
+
+inline bool has_rules(const OctavoSampling& rules) {
+  return rules.allowed_count > 0 || rules.bias_count > 0 || has_penalties(rules);
+}
+
+} // namespace octavo
