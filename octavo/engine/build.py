@@ -131,7 +131,8 @@ def _resolve_model(config: EngineConfig, source: ModelSource) -> ResolvedModel:
         format=source.dtype,
         file_bytes=source.file_bytes,
     )
-    return resolve_model(config, facts, read_machine(), read_environment(), supported_isas())
+    isas = () if config.execution.backend == "torch" else supported_isas()
+    return resolve_model(config, facts, read_machine(), read_environment(), isas)
 
 
 def _load(config: EngineConfig, source: ModelSource, backend: Backend, model: ResolvedModel) -> LoadedModel[Any]:

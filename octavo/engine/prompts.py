@@ -1,10 +1,9 @@
-"""The forms in which callers of the offline API write prompts, brought into one: a text or a list of token ids each."""
+"""Names for the forms of a prompt, and which calls of the offline API hold one prompt and which several."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
-from octavo.errors import InvalidRequestError, UnsupportedError
+from octavo.errors import InvalidRequestError
 
 
 class _PromptExtras(TypedDict, total=False):
@@ -23,68 +22,60 @@ class TokensPrompt(_PromptExtras):
     prompt_token_ids: Sequence[int]
 
 
-PromptType = str | Sequence[int] | TextPrompt | TokensPrompt
-Prompts = PromptType | Sequence[PromptType]
-
-_NOT_TEXT = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids", "prompt_embeds", "encoder_prompt")
+PromptType = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One prompt. `text` None: it was given as token ids."""
-
-    text: str | None
-    token_ids: tuple[int, ...] | None = None
-    cache_salt: str = ""
-
-
-def read_prompts(prompts: object) -> list[Prompt]:
-    """Every prompt of a call: one, or a sequence of them.
+def list_prompts(prompts: object) -> list[PromptType]:
+    """A call's prompts: it may hold one, or a sequence of them.
 
     Raises:
-        InvalidRequestError: something else was given; says which.
-        UnsupportedError: images, audio or embeddings.
+        InvalidRequestError: neither.
     """
-    if isinstance(prompts, (str, Mapping)) or _are_token_ids(prompts):
-        return [read_prompt(cast(object, prompts))]
+    if isinstance(prompts, (str, Mapping)):
+        return [cast(PromptType, prompts)]
+    if hasattr(prompts, "tolist"):  # an array of token ids
+        prompts = cast(Any, prompts).tolist()
     if not isinstance(prompts, Sequence):
-        raise InvalidRequestError(f"prompts are texts, token ids or a list of them, not {_kind(prompts)}", "prompts")
-    return [read_prompt(prompt, index) for index, prompt in enumerate(cast(Sequence[object], prompts))]
+        raise InvalidRequestError(f"prompts must be a prompt or a list of them, got {type(prompts).__name__}", "prompts")
+    listed = cast(Sequence[object], prompts)
+    if listed and all(isinstance(item, int) for item in listed):
+        return [cast(PromptType, prompts)]
+    return [cast(PromptType, prompt) for prompt in listed]
 
 
-def read_prompt(prompt: object, index: int = 0) -> Prompt:
-    """One prompt in any form; `index` is for messages."""
+def list_conversations(messages: object) -> list[Sequence[Mapping[str, Any]]]:
+    """A call's conversations: it may hold one (a list of messages), or a list of them.
+
+    Raises:
+        InvalidRequestError: neither.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise InvalidRequestError("messages must be a list of {role, content} objects, or a list of lists", "messages")
+    listed = cast(Sequence[object], messages)
+    if listed and isinstance(listed[0], Mapping):
+        return [cast(Sequence[Mapping[str, Any]], listed)]
+    return [cast(Sequence[Mapping[str, Any]], conversation) for conversation in listed]
+
+
+def text_of(prompt: PromptType) -> str | None:
+    """The text of a prompt, when it was given as one."""
     if isinstance(prompt, str):
-        return Prompt(prompt)
+        return prompt
     if isinstance(prompt, Mapping):
-        return _from_mapping(cast(Mapping[str, Any], prompt), index)
-    if _are_token_ids(prompt):
-        return Prompt(None, tuple(cast(Sequence[int], prompt)))
-    raise InvalidRequestError(f"prompts[{index}] is neither text nor token ids but {_kind(prompt)}", "prompts")
+        text: object = cast(Mapping[str, Any], prompt).get("prompt")
+        return text if isinstance(text, str) else None
+    return None
 
 
-def _from_mapping(prompt: Mapping[str, Any], index: int) -> Prompt:
-    for key in _NOT_TEXT:
-        if prompt.get(key):
-            raise UnsupportedError(f"prompts[{index}]: {key} is not supported, only text and token ids are")
-    salt = prompt.get("cache_salt") or ""
-    ids = prompt.get("prompt_token_ids")
-    text = prompt.get("prompt")
-    if ids is not None:
-        if not _are_token_ids(ids):
-            raise InvalidRequestError(f"prompts[{index}]: prompt_token_ids is no list of token ids", "prompts")
-        return Prompt(text if isinstance(text, str) else None, tuple(ids), salt)
-    if not isinstance(text, str):
-        raise InvalidRequestError(f"prompts[{index}] has neither 'prompt' (text) nor 'prompt_token_ids'", "prompts")
-    return Prompt(text, None, salt)
+def spread(value: object, count: int, name: str) -> list[Any]:
+    """One value for each of `count` prompts: the same for all, or a list of as many.
 
-
-def _are_token_ids(value: object) -> bool:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        return False
-    items = cast(Sequence[object], value)
-    return len(items) > 0 and all(isinstance(item, int) and not isinstance(item, bool) for item in items)
-
-
-def _kind(value: object) -> str:
-    return "an empty list" if value == [] else type(value).__name__
+    Raises:
+        InvalidRequestError: a list of another length.
+    """
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return [value] * count
+    listed = list(cast(Sequence[Any], value))
+    if len(listed) != count:
+        raise InvalidRequestError(f"{name} has {len(listed)} entries for {count} prompts", name)
+    return listed

@@ -1,0 +1,256 @@
+"""vLLM's offline API: `LLM(model).generate(prompts, params)` and what belongs to it, in the caller's process."""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NoReturn
+
+from octavo.config.compatibility import split_foreign
+from octavo.config.engine import EngineConfig
+from octavo.engine.client import EngineInfo
+from octavo.engine.offline import OfflineEngine
+from octavo.engine.outputs_api import RequestCollector, RequestOutput
+from octavo.engine.progress import open_progress
+from octavo.engine.prompts import PromptType, list_conversations, list_prompts, spread
+from octavo.engine.tokenizer_api import ApiTokenizer
+from octavo.errors import InvalidRequestError, UnsupportedError
+from octavo.flow.request import GenerationRequest
+from octavo.flow.sampling_params import SamplingParams
+from octavo.telemetry.log import configure
+from octavo.telemetry.metrics import Reading
+from octavo.text.chat_template import ChatTemplate
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+Messages = Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]]
+
+
+class LLM:
+    """A model in this process.
+
+    Args:
+        model: directory in Hugging Face layout, .gguf file or hub name; None is the demo model.
+        options: every option of `octavo serve` by its name, and vLLM's: those that have no meaning here are answered
+            with a warning, those that ask for something missing with an error.
+
+    Raises:
+        ConfigError, UnsupportedError: an option is wrong or asks for something that Octavo does not have.
+        ModelNotFoundError, CheckpointError: the model is not there, or damaged.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        own, notes = split_foreign(options)
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+        config = EngineConfig.from_options(model=model, **own)
+        if "log_level" in own:  # a library stays silent unless it is asked to speak
+            configure(config.telemetry.log_level)
+        self._offline = OfflineEngine(config)
+        self._queued: list[tuple[GenerationRequest, RequestCollector]] = []
+
+    @classmethod
+    def from_engine_args(cls, engine_args: Any) -> "LLM":
+        """As the constructor, from an `EngineArgs`."""
+        return cls(**engine_args.options)
+
+    # --- generating --------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: Params = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: object = None,
+        priority: int | Sequence[int] | None = None,
+        **unsupported: Any,
+    ) -> list[RequestOutput]:
+        """Continue every prompt; results come in the order of the prompts.
+
+        Args:
+            prompts: text, token ids, {"prompt": ...}, {"prompt_token_ids": ...}, or a list of these.
+            sampling_params: one for all prompts or one for each; None takes the model's defaults.
+            use_tqdm: show progress with token rates; or what makes the bar, called like tqdm.
+            priority: one number a prompt, lower is sooner; needs scheduling_policy="priority".
+
+        Raises:
+            InvalidRequestError: a prompt or parameter is wrong; nothing was generated then.
+        """
+        _refuse(lora_request=lora_request, **unsupported)
+        listed = list_prompts(prompts)
+        return self._run(self._prepare(listed, sampling_params, priority, True), use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages,
+        sampling_params: Params = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: object = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        priority: int | Sequence[int] | None = None,
+        **unsupported: Any,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or every one of a list; results come in their order.
+
+        Args:
+            messages: [{"role": ..., "content": ...}, ...], or a list of such lists.
+            chat_template: Jinja text to use instead of the model's.
+            add_generation_prompt: begin an assistant's turn.
+            continue_final_message: continue the last message instead.
+            chat_template_kwargs: more variables for the template.
+
+        Raises:
+            InvalidRequestError: a conversation, the template or a parameter is wrong.
+        """
+        del chat_template_content_format  # contents are given to the template in the form that it reads
+        _refuse(lora_request=lora_request, **unsupported)
+        render = self._template(chat_template).render if chat_template else self._offline.inputs.render
+        texts = [
+            render(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                **(chat_template_kwargs or {}),
+            )
+            for conversation in list_conversations(messages)
+        ]
+        # The template has written the special tokens itself.
+        return self._run(self._prepare(texts, sampling_params, priority, False), use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: Params = None,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[str]:
+        """Keep prompts for `wait_for_completion`; returns their request ids."""
+        prepared = self._prepare(list_prompts(prompts), sampling_params, priority, True)
+        self._queued += prepared
+        return [request.id for request, _ in prepared]
+
+    def wait_for_completion(self, use_tqdm: bool | Callable[..., Any] = True) -> list[RequestOutput]:
+        """Generate what was enqueued; results in that order."""
+        queued, self._queued = self._queued, []
+        return self._run(queued, use_tqdm)
+
+    # --- looking -----------------------------------------------------------------------------------------------------
+
+    def get_tokenizer(self) -> ApiTokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            UnsupportedError: skip_tokenizer_init.
+        """
+        frontend = self._offline.frontend
+        if frontend.tokenizer is None:
+            raise UnsupportedError("there is no tokenizer: skip_tokenizer_init was set")
+        return ApiTokenizer(frontend.tokenizer, frontend.chat_template)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses without sampling_params: the model's generation_config, else vLLM's defaults."""
+        return self._offline.inputs.default_params()
+
+    def get_metrics(self) -> list[Reading]:
+        """Counters, gauges and histograms since the start, under Octavo's names and vLLM's.
+
+        Raises:
+            UnsupportedError: enable_metrics=False.
+        """
+        if self._offline.metrics is None:
+            raise UnsupportedError("metrics are off: construct LLM with enable_metrics=True")
+        return self._offline.metrics.readings()
+
+    @property
+    def engine_info(self) -> EngineInfo:
+        """Sizes of the engine: context length, cache blocks, batch limits."""
+        return self._offline.engine.info
+
+    @property
+    def llm_engine(self) -> OfflineEngine:
+        """What runs below; for looking at, its interface may change."""
+        return self._offline
+
+    def get_world_size(self) -> int:
+        """Ranks the model is spread over."""
+        return 1
+
+    # --- managing ----------------------------------------------------------------------------------------------------
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes."""
+        return self._offline.engine.client.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Release threads and memory; the object cannot be used any more. May be called twice."""
+        self._offline.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in _MISSING:
+            raise UnsupportedError(f"LLM.{name} {_MISSING[name]}")
+        raise AttributeError(f"'LLM' object has no attribute {name!r}")
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _template(self, text: str) -> ChatTemplate:
+        tokenizer = self._offline.frontend.tokenizer
+        return ChatTemplate(text, tokenizer.special_tokens if tokenizer else {})
+
+    def _prepare(
+        self, prompts: Sequence[PromptType], params: Params, priority: object, add_special_tokens: bool
+    ) -> list[tuple[GenerationRequest, RequestCollector]]:
+        """All requests of a call, checked before the first is run."""
+        offline = self._offline
+        prepared: list[tuple[GenerationRequest, RequestCollector]] = []
+        each_params = spread(params, len(prompts), "sampling_params")
+        each_priority = spread(priority or 0, len(prompts), "priority")
+        for index, (prompt, one, rank) in enumerate(zip(prompts, each_params, each_priority, strict=True)):
+            try:
+                request = offline.prepare(prompt, one, rank, add_special_tokens)
+            except InvalidRequestError as error:
+                if len(prompts) > 1:
+                    error.args = (f"prompt {index}: {error}",)
+                raise
+            prepared.append((request, offline.collector(request, prompt)))
+        return prepared
+
+    def _run(
+        self, prepared: Sequence[tuple[GenerationRequest, RequestCollector]], use_tqdm: bool | Callable[..., Any]
+    ) -> list[RequestOutput]:
+        collectors = {request.id: collector for request, collector in prepared}
+        with open_progress(use_tqdm, len(prepared)) as progress:
+            for deltas in self._offline.stream(request for request, _ in prepared):
+                for delta in deltas:
+                    collector = collectors[delta.request_id]
+                    collector.push(delta)
+                    if collector.output.finished:
+                        progress.finished(len(collector.output.prompt_token_ids), collector.num_generated)
+        return [collector.snapshot() for collector in collectors.values()]
+
+
+# vLLM's methods that Octavo lacks.
+_MISSING = {
+    **dict.fromkeys(("encode", "embed", "classify", "score", "reward"), "needs a pooling model: not supported yet"),
+    **dict.fromkeys(("beam_search",), "is not supported yet: use n and choose by cumulative_logprob"),
+    **dict.fromkeys(("sleep", "wake_up", "release_kv_cache_memory"), "is not supported yet: use close()"),
+    **dict.fromkeys(("collective_rpc", "apply_model"), "is not supported: there is no Python model to reach"),
+    **dict.fromkeys(("start_profile", "stop_profile"), "is not supported yet: see `octavo bench`"),
+}
+
+
+def _refuse(**options: object) -> None:
+    """Arguments of vLLM's methods that ask for something missing; None asks for nothing."""
+    given: Iterable[str] = [name for name, value in options.items() if value is not None and value != {}]
+    for name in given:
+        raise UnsupportedError(f"{name} is not supported yet; leave it out")

@@ -1,0 +1,132 @@
+"""An engine and its text side in the caller's process: requests in, text deltas out. `LLM` and the commands use it."""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+
+from octavo.config.engine import EngineConfig
+from octavo.engine.build import build_engine, locate_model
+from octavo.engine.frontend import build_frontend
+from octavo.engine.meter import EngineMeter
+from octavo.engine.outputs_api import RequestCollector
+from octavo.engine.prompts import PromptType, text_of
+from octavo.errors import EngineDeadError
+from octavo.flow.delta import TextDelta
+from octavo.flow.request import GenerationRequest
+from octavo.flow.sampling_params import SamplingParams
+from octavo.outputs.logprobs import token_text
+from octavo.telemetry.metrics import MetricsStore, NoMetrics
+
+
+class OfflineEngine:
+    """Everything needed to generate, in one thread. One owner.
+
+    Raises:
+        UserError: the configuration, the model or the machine does not fit.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        source = locate_model(config)
+        self.config = config
+        self.engine = build_engine(config, source)
+        self.frontend = build_frontend(config, source)
+        self.inputs = self.frontend.inputs(self.engine.info, shorten_output=True)
+        self.metrics = MetricsStore(self.frontend.name) if config.telemetry.enable_metrics else None
+        self._outputs = self.frontend.outputs()
+        self._meter = EngineMeter(self.metrics or NoMetrics())
+        self._ids = count()
+        self._closed = False
+
+    def prepare(
+        self,
+        prompt: PromptType,
+        params: SamplingParams | None,
+        priority: int = 0,
+        add_special_tokens: bool = True,
+    ) -> GenerationRequest:
+        """A request for `stream`.
+
+        Raises:
+            InvalidRequestError, UnsupportedError: what is wrong with it.
+        """
+        return self.inputs.prepare(
+            prompt,
+            params,
+            str(next(self._ids)),
+            arrival=time.monotonic(),
+            priority=priority,
+            add_special_tokens=add_special_tokens,
+        )
+
+    def collector(self, request: GenerationRequest, prompt: PromptType) -> RequestCollector:
+        """What grows a RequestOutput of this request's deltas."""
+        return RequestCollector(request, text_of(prompt), self.decode_token)
+
+    def decode_token(self, token_id: int) -> str:
+        """The text of one token for itself; empty without a tokenizer."""
+        tokenizer = self.frontend.tokenizer
+        return token_text(tokenizer, token_id) if tokenizer is not None else ""
+
+    def stream(self, requests: Iterable[GenerationRequest]) -> Iterator[list[TextDelta]]:
+        """Run requests; each item holds the deltas of one or more steps.
+
+        Closing the iterator early, or an exception such as KeyboardInterrupt, cancels what is unfinished.
+
+        Raises:
+            EngineDeadError: the engine was closed.
+        """
+        if self._closed:
+            raise EngineDeadError("this engine was closed")
+        waiting = deque(requests)
+        live: dict[str, int] = {}  # streams without an end, by request
+        # Requests beyond this many wait here, so that the engine's own limit on waiting ones never refuses any.
+        most = max(1, min(self.config.scheduling.max_waiting, 4 * self.engine.info.max_num_seqs))
+        client, outputs, meter = self.engine.client, self._outputs, self._meter
+        try:
+            while waiting or live:
+                while waiting and len(live) < most:
+                    self._submit(waiting[0])
+                    request = waiting.popleft()
+                    live[request.id] = request.n
+                steps = client.receive()
+                meter.stepped(steps, client.stats())
+                deltas = outputs.push(steps)
+                if cancels := outputs.take_cancels():
+                    client.cancel(cancels)
+                self._settle(deltas, live)
+                if deltas:
+                    yield deltas
+        finally:
+            self._abandon(live)
+
+    def close(self) -> None:
+        """Release threads; the engine cannot be used any more. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self.engine.close()
+
+    def _submit(self, request: GenerationRequest) -> None:
+        self.engine.client.submit(request)
+        self._outputs.add(request)
+        self._meter.admitted(request)
+
+    def _settle(self, deltas: Sequence[TextDelta], live: dict[str, int]) -> None:
+        """Note which streams have ended."""
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                self._meter.delivered(delta)
+                live[delta.request_id] -= 1
+                if not live[delta.request_id]:
+                    del live[delta.request_id]
+
+    def _abandon(self, live: dict[str, int]) -> None:
+        """Cancel what is unfinished and take in the last outputs, so that every block returns."""
+        if not live:
+            return
+        for request_id in live:
+            self._outputs.drop(request_id)
+            self._meter.dropped(request_id)
+        self.engine.client.cancel(sorted(live))
+        while self.engine.client.receive():
+            pass
