@@ -66,7 +66,7 @@ def build_frontend(config: EngineConfig, source: ModelSource | None = None) -> F
         source = open_model(find_model(model.model, model.revision, model.download_dir, model.hf_token))
     tokenizer = None if model.skip_tokenizer_init else _tokenizer(config, source)
     template = _template_text(model.chat_template) if model.chat_template else source.chat_template
-    special = tokenizer.special_tokens if tokenizer else {}
+    special = tokenizer.special_tokens if tokenizer else None
     return Frontend(
         config=config,
         name=model.model or source.path.stem,

@@ -1,7 +1,6 @@
 """How much a request may bring: bytes of its body, depth of its JSON, answers and prompts it asks for."""
 
 from itertools import accumulate
-from typing import Any
 
 from starlette.requests import Request
 
@@ -12,7 +11,6 @@ MAX_DEPTH = 64  # of JSON; a deep body costs stack wherever it is walked
 MAX_PROMPTS = 1024  # of one text completion
 MAX_CHOICES = 128  # n; OpenAI's bound
 MAX_STOPS = 64  # stop strings
-MAX_MESSAGES = 20_000
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -65,7 +63,7 @@ _NOT_STRUCTURE = bytes(set(range(256)) - set(b'[]{}"'))
 _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
-def check_counts(n: int | None, stops: Any, prompts: int) -> None:
+def check_counts(n: int | None, stops: str | list[str] | None, prompts: int) -> None:
     """Refuse requests whose cost is out of proportion to their size.
 
     Raises:

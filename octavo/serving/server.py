@@ -6,7 +6,7 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import uvicorn
@@ -143,7 +143,7 @@ class _Server(uvicorn.Server):
     """uvicorn without its signal handling, which would end the process by the signal instead of with status 0."""
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> Generator[None, None, None]:
         """Leave signals to `_run`."""
         yield
 

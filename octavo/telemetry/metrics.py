@@ -362,13 +362,12 @@ class MetricsStore:
                 distribution = self._distributions[metric.name]
                 cumulative = distribution.cumulative()
                 labels = dict(self.constant_labels)
-                yield metric, [
-                    Histogram(metric.name, cumulative["+Inf"], distribution.total, cumulative, labels)
-                ]
+                yield metric, [Histogram(metric.name, cumulative["+Inf"], distribution.total, cumulative, labels)]
             else:
-                yield metric, [
-                    self._reading(metric, labels, value) for (name, labels), value in values if name == metric.name
-                ]
+                yield (
+                    metric,
+                    [self._reading(metric, labels, value) for (name, labels), value in values if name == metric.name],
+                )
 
     def readings(self) -> list[Reading]:
         """Every reading under Octavo's name, then under vLLM's; what `LLM.get_metrics()` returns."""

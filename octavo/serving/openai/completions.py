@@ -1,7 +1,7 @@
 """POST /v1/completions."""
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from msgspec import UNSET
 from starlette.requests import Request
@@ -79,7 +79,7 @@ def read_prompts(prompt: Any) -> list[Prompt]:
 
 
 def _is_ids(item: object) -> bool:
-    return isinstance(item, list) and all(type(token) is int for token in item)  # pyright: ignore[reportUnknownVariableType]
+    return isinstance(item, list) and all(type(token) is int for token in cast(list[object], item))
 
 
 def _params(body: CompletionRequest, state: ServerState) -> SamplingParams:

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from octavo.engine.async_engine import RequestStream, now
-from octavo.errors import InternalError, InvalidRequestError
+from octavo.errors import InternalError
 from octavo.flow.delta import TextDelta
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import FinishReason, TokenLogprobs
@@ -77,9 +77,7 @@ class Job:
         return int(delta.request_id.rpartition("-")[2]) * self.n + delta.index
 
 
-async def read_generation(
-    request: Request, state: ServerState, reader: BodyReader
-) -> tuple[Any, list[str]]:
+async def read_generation(request: Request, state: ServerState, reader: BodyReader) -> tuple[Any, list[str]]:
     """The body of a chat or completion request, checked as far as it can be without the model's text side.
 
     Raises:
@@ -96,9 +94,7 @@ async def read_generation(
     return body, warnings
 
 
-def sampling_params(
-    body: GenerationFields, state: ServerState, max_tokens: int | None, **more: object
-) -> SamplingParams:
+def sampling_params(body: GenerationFields, state: ServerState, max_tokens: int | None, **more: Any) -> SamplingParams:
     """The body's sampling parameters over the model's defaults.
 
     Args:
@@ -108,8 +104,9 @@ def sampling_params(
     Raises:
         InvalidRequestError: a value is out of its range.
     """
-    given = {name: getattr(body, name) for name in _SAMPLING_FIELDS} | more
-    options = dict(state.sampling_defaults) | {name: value for name, value in given.items() if value is not None}
+    given: dict[str, Any] = {name: getattr(body, name) for name in _SAMPLING_FIELDS} | more
+    options: dict[str, Any] = {**state.sampling_defaults}
+    options |= {name: value for name, value in given.items() if value is not None}
     options["max_tokens"] = max_tokens
     return SamplingParams(**options)
 

@@ -42,8 +42,7 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], top: int, names: TokenNames)
 def _content(entry: TokenLogprobs, top: int, names: TokenNames) -> ContentLogprob:
     token_id = entry.token_ids[0]
     alternatives = [
-        TopLogprob(names.text(other), max(value, _FLOOR), names.bytes(other))
-        for other, value in _likeliest(entry, top)
+        TopLogprob(names.text(other), max(value, _FLOOR), names.bytes(other)) for other, value in _likeliest(entry, top)
     ]
     return ContentLogprob(names.text(token_id), max(entry.logprobs[0], _FLOOR), names.bytes(token_id), alternatives)
 
@@ -105,7 +104,7 @@ def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
 
 
 def prompt_logprobs(entries: Sequence[TokenLogprobs], names: TokenNames) -> list[Any]:
-    """vLLM's `prompt_logprobs`: null for the first token, then {token id: {logprob, rank, decoded_token}} a position."""
+    """vLLM's form: null for the first token, then {token id: {logprob, rank, decoded_token}} a position."""
     return [None, *(_named(entry, names) for entry in entries)]
 
 
