@@ -1,0 +1,37 @@
+"""Checks every block of a cache against a count made from the tables alone."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from octavo.cache.manager import CacheManager
+from octavo.cache.table import SequenceBlocks
+
+
+def check_blocks(cache: CacheManager, sequences: Iterable[SequenceBlocks]) -> None:
+    """Each block is referenced as often as tables hold it, else cached, else free; none is lost or in two places."""
+    pool, index, size = cache._pool, cache._index, cache.block_size
+    readers: Counter[int] = Counter()
+    places: dict[int, tuple[int, int]] = {}
+    for held in sequences:
+        lengths = {len(table.blocks) for table in held.tables}
+        assert len(lengths) <= 1
+        assert held.capacity == (lengths or {0}).pop() * size
+        for group, table in enumerate(held.tables):
+            assert 0 <= table.first <= len(table.blocks)
+            for entry, block in enumerate(table.held(), table.first):
+                readers[block] += 1
+                assert places.setdefault(block, (group, entry)) == (group, entry), "a block has two meanings"
+    assert pool.references == [readers[block] for block in range(pool.num_blocks)]
+    free, cached = pool._free, set(pool._order._stamps)
+    assert len(free) == len(set(free))
+    assert set(free).isdisjoint(readers)
+    assert cached.isdisjoint(readers)
+    assert cached.isdisjoint(free)
+    assert len(free) + len(cached) + len(readers) == pool.num_blocks
+    assert set(index._places) == set(pool._uses)
+    assert cached <= set(pool._uses)
+    assert set(pool._uses) <= cached | set(readers)
+    found = {block: (group, key) for group, blocks in enumerate(index._blocks) for key, block in blocks.items()}
+    assert found == index._places
+    stats = cache.stats()
+    assert (stats.used, stats.cached, stats.free) == (len(readers), len(cached), len(free))
