@@ -1,5 +1,7 @@
 """Tiny random checkpoints of every family, as transformers saves them, and the same weights as GGUF files."""
 
+import copy
+
 import gguf
 import torch
 from transformers import (
@@ -43,6 +45,10 @@ LONG = {
     "long_factor": [2.0 + 0.1 * i for i in range(8)],
     "rope_theta": 10000.0,
 }
+GEMMA_ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
 GPT2 = {"vocab_size": 256, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
 GPT2 |= {"bos_token_id": 1, "eos_token_id": 2}
 
@@ -60,7 +66,15 @@ CONFIGS = {
     "qwen2-window": lambda: Qwen2Config(**BASE, use_sliding_window=True, sliding_window=8, max_window_layers=1),
     "qwen3": lambda: Qwen3Config(**BASE, head_dim=32),
     "gemma3": lambda: Gemma3TextConfig(
-        **{**BASE, "num_hidden_layers": 6}, head_dim=16, sliding_window=8, query_pre_attn_scalar=10
+        **{**BASE, "num_hidden_layers": 6}, head_dim=16, sliding_window=8, query_pre_attn_scalar=16
+    ),
+    "gemma3-scaled": lambda: Gemma3TextConfig(
+        **{**BASE, "num_hidden_layers": 4},
+        head_dim=16,
+        sliding_window=8,
+        query_pre_attn_scalar=10,
+        layer_types=["full_attention", "sliding_attention"] * 2,
+        rope_parameters=GEMMA_ROPES,
     ),
     "opt": lambda: OPTConfig(**OPT),
     "opt-350m": lambda: OPTConfig(**OPT, word_embed_proj_dim=32, do_layer_norm_before=False),
@@ -88,8 +102,8 @@ def save(model, directory, dtype=torch.float32, shard="10GB"):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(parameter.to(dtype).float())
-    model.to(dtype).save_pretrained(directory, max_shard_size=shard)
-    model.float()
+    # A copy: casting the model would round its rope frequencies for good.
+    copy.deepcopy(model).to(dtype).save_pretrained(directory, max_shard_size=shard)
     return directory
 
 

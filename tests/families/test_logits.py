@@ -10,14 +10,17 @@ from tests.families.harness import logits_of
 
 IDS = np.random.default_rng(3).integers(3, 256, 27).tolist()  # past the windows of 8
 IN_GGUF = [
-    name for name in CONFIGS if not name.startswith(("opt", "llama-yarn", "llama-longrope", "gpt2-by", "qwen2-w"))
+    name
+    for name in CONFIGS
+    if not name.startswith(("opt", "llama-yarn", "llama-longrope", "gpt2-by", "qwen2-w", "gemma3-s"))
 ]
 
 
 def assert_close(actual, expected, tolerance=2e-5):
     """Compared with the spread of the logits, so that every model is held to the same standard."""
     assert expected.std() > 0.1, "a model whose logits hardly differ proves nothing"
-    assert np.abs(actual - expected).max() < tolerance * max(1.0, np.abs(expected).max())
+    error = float(np.abs(actual - expected).max()) / max(1.0, float(np.abs(expected).max()))
+    assert error < tolerance
 
 
 @pytest.fixture(scope="module", params=CONFIGS)

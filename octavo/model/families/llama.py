@@ -55,4 +55,5 @@ def read_gguf_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTe
     config = gguf_config(metadata, tensors)
     config["model_type"] = "mistral" if "sliding_window" in config else "llama"
     config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+    config["mlp_bias"] = "blk.0.ffn_gate.bias" in tensors
     return config

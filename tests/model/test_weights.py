@@ -1,0 +1,174 @@
+"""Loading: every weight in its place, and every way a checkpoint can be wrong named."""
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from octavo.errors import CheckpointError, UnsupportedError
+from octavo.model import weight_plan
+from octavo.model.source import open_model
+from octavo.model.weights import load_decoder
+from octavo.quantization.gguf_blocks import bf16_from_f32, dequantize
+from tests.model.files import TINY, PlainPacker, llama_shapes, tiny_tensors, write_model
+
+
+def values_of(packed):
+    parts = [dequantize(s.format, s.data, (s.rows, packed.shape[1])) for s in packed.segments]
+    return np.concatenate(parts)
+
+
+def load(directory, **options):
+    return load_decoder(open_model(directory), PlainPacker(), **options)
+
+
+def test_q_k_and_v_and_gate_and_up_are_stacked(tmp_path):
+    tensors = tiny_tensors()
+    loaded = load(write_model(tmp_path, tensors), max_positions=32)
+    attention, mlp = (block.branches[0].body for block in loaded.weights.layers[1].blocks)
+    parts = [tensors[f"model.layers.1.self_attn.{name}_proj.weight"] for name in "qkv"]
+    np.testing.assert_array_equal(values_of(attention.qkv), np.concatenate(parts))
+    parts = [tensors[f"model.layers.1.mlp.{name}_proj.weight"] for name in ("gate", "up")]
+    np.testing.assert_array_equal(values_of(mlp.up), np.concatenate(parts))
+    norm = loaded.weights.layers[1].blocks[1].branches[0].norm
+    np.testing.assert_array_equal(norm.weight, tensors["model.layers.1.post_attention_layernorm.weight"])
+    (rope,) = loaded.ropes.values()
+    assert rope.cos.shape == (32, 8)
+    assert not loaded.from_cache
+
+
+@pytest.mark.parametrize(("key", "copy", "tied"), [(True, False, True), (True, True, True), (None, False, True)])
+def test_a_tied_head_is_the_embedding(key, copy, tied, tmp_path):
+    tensors = tiny_tensors()
+    if not copy:
+        del tensors["lm_head.weight"]
+    config = TINY if key is None else TINY | {"tie_word_embeddings": key}
+    weights = load(write_model(tmp_path, tensors, config)).weights
+    assert (weights.head is weights.embed) == tied
+
+
+def test_a_head_of_its_own_is_missed_when_the_config_says_so(tmp_path):
+    tensors = tiny_tensors()
+    del tensors["lm_head.weight"]
+    with pytest.raises(CheckpointError, match=r"1 missing tensor: lm_head\.weight"):
+        load(write_model(tmp_path, tensors, TINY | {"tie_word_embeddings": False}))
+
+
+def test_what_is_missing_surplus_and_misshapen_is_told_at_once(tmp_path):
+    tensors = tiny_tensors()
+    del tensors["model.norm.weight"]
+    del tensors["model.layers.0.self_attn.k_proj.weight"]
+    tensors["model.layers.9.extra.weight"] = np.zeros(3, np.float32)
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(8, np.float32)  # known, and not needed
+    tensors["model.layers.1.mlp.up_proj.weight"] = np.zeros((64, 96), np.float32)
+    with pytest.raises(CheckpointError) as caught:
+        load(write_model(tmp_path, tensors))
+    message = str(caught.value)
+    assert "2 missing tensors: model.layers.0.self_attn.k_proj.weight, model.norm.weight" in message
+    assert "1 surplus tensor: model.layers.9.extra.weight" in message
+    assert "model.layers.1.mlp.up_proj.weight is [64, 96], not [96, 64]" in message
+    assert "inv_freq" not in message
+
+
+def test_many_problems_are_counted_and_ten_are_named(tmp_path):
+    tensors = tiny_tensors() | {f"junk.{i}": np.zeros(1, np.float32) for i in range(25)}
+    with pytest.raises(CheckpointError, match=r"25 surplus tensors: junk\.0, .*junk\.9 and 15 more"):
+        load(write_model(tmp_path, tensors))
+
+
+def test_nan_and_infinity_are_named(tmp_path):
+    tensors = tiny_tensors()
+    tensors["model.layers.0.mlp.down_proj.weight"][3, 4] = np.nan
+    tensors["model.layers.1.self_attn.v_proj.weight"][0, 0] = np.inf
+    with pytest.raises(CheckpointError) as caught:
+        load(write_model(tmp_path, tensors))
+    assert "model.layers.0.mlp.down_proj.weight, model.layers.1.self_attn.v_proj.weight" in str(caught.value)
+    tensors = tiny_tensors()
+    tensors["model.norm.weight"][1] = -np.inf
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight"):
+        load(write_model(tmp_path, tensors))
+
+
+def test_weights_that_cannot_be_computed_with_are_named(tmp_path):
+    tensors = tiny_tensors()
+    tensors["model.norm.weight"] = np.zeros(64, np.int64)
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight is i64; a vector of floats"):
+        load(write_model(tmp_path, tensors))
+
+
+@pytest.mark.parametrize(("dtype", "format"), [("auto", "f32"), ("bfloat16", "bf16"), ("float16", "f16")])
+def test_float_matrices_are_converted_only_when_asked(dtype, format, tmp_path):
+    tensors = tiny_tensors()
+    weights = load(write_model(tmp_path, tensors), dtype=dtype).weights
+    assert weights.embed.formats == (format,)
+    expected = tensors["model.embed_tokens.weight"]
+    if format == "bf16":
+        expected = (bf16_from_f32(expected).astype(np.uint32) << 16).view(np.float32)
+    if format == "f16":
+        expected = expected.astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(values_of(weights.embed), expected)
+
+
+def test_a_value_too_large_for_the_asked_type_is_an_error(tmp_path):
+    tensors = tiny_tensors()
+    tensors["model.embed_tokens.weight"][7, 7] = 1e6
+    with pytest.raises(CheckpointError, match="embed_tokens"):
+        load(write_model(tmp_path, tensors), dtype="float16")
+
+
+def test_large_tensors_are_read_in_slices(tmp_path, monkeypatch):
+    monkeypatch.setattr(weight_plan, "SLICE_BYTES", 64 * 64 * 4)
+    config = TINY | {"vocab_size": 200}
+    tensors = tiny_tensors(config)
+    embed = load(write_model(tmp_path, tensors, config)).weights.embed
+    assert [segment.rows for segment in embed.segments] == [64, 64, 64, 8]
+    np.testing.assert_array_equal(values_of(embed), tensors["model.embed_tokens.weight"])
+
+
+def test_quantized_checkpoints_of_other_kinds_are_refused(tmp_path):
+    config = TINY | {"quantization_config": {"quant_method": "awq"}}
+    with pytest.raises(UnsupportedError, match="awq"):
+        open_model(write_model(tmp_path, tiny_tensors(), config))
+
+
+_MEASURE = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from octavo.model.source import open_model
+from octavo.model.weights import load_decoder
+from tests.model.files import CopyPacker
+
+source = open_model(Path(sys.argv[1]))
+# The peak so far may be of an import; what matters is memory that is there when the load begins.
+status = Path("/proc/self/status").read_text()
+resident = int(status.split("VmRSS:")[1].split()[0])
+Path("/proc/self/clear_refs").write_text("5")
+loaded = load_decoder(source, CopyPacker(), max_positions=16)
+peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+print(peak - resident)
+"""
+
+
+def test_peak_memory_stays_near_the_weights(tmp_path):
+    """A 200 MB checkpoint full of zeros (a sparse file), measured in a process of its own."""
+    config = TINY | {"hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 49152, "num_attention_heads": 8}
+    config |= {"tie_word_embeddings": True}
+    shapes = llama_shapes(config)
+    del shapes["lm_head.weight"]
+    header, offset = {}, 0
+    for name, shape in shapes.items():
+        size = 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    raw = json.dumps(header).encode()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        file.truncate(8 + len(raw) + offset)
+    run = subprocess.run([sys.executable, "-c", _MEASURE, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert offset > 150e6
+    assert int(run.stdout) * 1024 < offset * 1.15
