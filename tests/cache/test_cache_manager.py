@@ -48,7 +48,7 @@ def test_all_groups_or_none():
 
 
 def test_too_few_blocks_for_a_token_are_refused_with_the_numbers():
-    with pytest.raises(ConfigError, match="2 cache blocks .* needs 3"):
+    with pytest.raises(ConfigError, match=r"2 cache blocks .* needs 3"):
         manager(FULL, FULL, window(4), blocks=2)
 
 

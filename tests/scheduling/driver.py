@@ -1,0 +1,139 @@
+"""Runs a scheduler to the end over the fake executor and checks every plan on the way."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from octavo.cache.group import KVCacheGroup
+from octavo.cache.manager import CacheManager, CacheOptions
+from octavo.engine.loop import EngineLoop
+from octavo.flow.plan import StepPlan
+from octavo.flow.request import GenerationRequest
+from octavo.flow.result import FinishReason, SequenceOutput, TokenLogprobs
+from octavo.scheduling.budget import SchedulerLimits
+from octavo.scheduling.scheduler import Scheduler
+from tests.cache.accounting import check_blocks
+from tests.fakes import FULL, FakeExecutor, oracle
+
+
+@dataclass
+class Stream:
+    """What came for one sample stream."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    end: SequenceOutput | None = None
+
+    @property
+    def reason(self) -> FinishReason | None:
+        return None if self.end is None else self.end.finish_reason
+
+
+class Engine:
+    """A loop over the real scheduler and cache, with a fake executor and a clock that counts steps."""
+
+    def __init__(
+        self,
+        groups: Sequence[KVCacheGroup] = (FULL,),
+        blocks: int = 64,
+        block_size: int = 4,
+        caching: bool = True,
+        **limits: object,
+    ) -> None:
+        numbers = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 64} | limits
+        self.limits = SchedulerLimits(**numbers)  # type: ignore[arg-type]
+        self.groups = tuple(groups)
+        self.cache = CacheManager(groups, CacheOptions(blocks, block_size, caching))
+        self.scheduler = Scheduler(self.cache, self.limits)
+        self.executor = FakeExecutor(groups, blocks, block_size)
+        self.executor.on_submit = self.check_plan
+        self.now = 1.0
+        self.loop = EngineLoop(self.scheduler, self.executor, lambda: self.now)
+        self.streams: dict[tuple[str, int], Stream] = {}
+        self.empty_steps = 0
+
+    def add(self, *requests: GenerationRequest) -> "Engine":
+        for asked in requests:
+            self.loop.submit(asked)
+            self.streams |= {(asked.id, index): Stream() for index in range(asked.n)}
+        return self
+
+    def step(self) -> list[SequenceOutput]:
+        """One step, its outputs noted and the blocks counted."""
+        plans = len(self.executor.plans)
+        outputs = self.loop.step()
+        self.empty_steps = 0 if len(self.executor.plans) > plans else self.empty_steps + 1
+        assert self.empty_steps < 3 or not self.loop.has_work, "nothing runs although something waits"
+        self.now += 1.0
+        self.take(outputs)
+        self.check_blocks()
+        return outputs
+
+    def run(self, most: int = 10_000) -> "Engine":
+        """Step until everything has ended."""
+        for _ in range(most):
+            if not self.loop.has_work:
+                self.check_idle()
+                return self
+            self.step()
+        raise AssertionError(f"not finished after {most} steps")
+
+    def take(self, outputs: Iterable[SequenceOutput]) -> None:
+        for output in outputs:
+            stream = self.streams[output.request_id, output.index]
+            assert stream.end is None, "nothing comes after the end"
+            stream.token_ids += output.token_ids
+            stream.logprobs += output.logprobs
+            stream.prompt_logprobs += output.prompt_logprobs
+            if output.finish_reason is not None:
+                assert output.times is not None
+                stream.end = output
+
+    def check_plan(self, plan: StepPlan) -> None:
+        limits = self.limits
+        assert 0 < plan.num_tokens <= limits.max_num_batched_tokens
+        assert len(plan.rows) <= limits.max_num_seqs
+        slots = [row.slot for row in plan.rows]
+        assert len(set(slots)) == len(slots)
+        assert all(0 <= slot < limits.max_num_seqs for slot in slots)
+        assert not {row.sequence for row in plan.rows} & set(plan.preempted)
+        rows = {row.sequence: row.slot for row in plan.rows}
+        assert all(rows[arrival.sequence] == arrival.slot for arrival in plan.arrivals)
+        for row in plan.rows:
+            if not limits.enable_chunked_prefill:
+                assert row.samples
+
+    def check_blocks(self) -> None:
+        scheduler = self.scheduler
+        streams = [member for streams in scheduler._streams.values() for member in streams]
+        running, queued = set(scheduler._running.values()), set(scheduler._waiting)
+        parked = {member for members in scheduler._parked.values() for member in members}
+        assert not running & queued
+        assert not parked & (running | queued)
+        assert running | queued | parked == set(streams)
+        assert len(streams) == len(running) + len(scheduler._waiting) + len(parked)
+        slots = [member.slot for member in running]
+        assert sorted([*slots, *scheduler._free_slots]) == list(range(self.limits.max_num_seqs))
+        assert all(member.slot == -1 and not member.blocks.capacity for member in queued | parked)
+        check_blocks(self.cache, [member.blocks for member in streams])
+
+    def check_idle(self) -> None:
+        stats = self.loop.stats()
+        assert (stats.running, stats.waiting, stats.used_blocks) == (0, 0, 0)
+        scheduler = self.scheduler
+        assert not scheduler._streams
+        assert not scheduler._parked
+        assert not scheduler._unstarted
+        assert self.cache.available == self.cache.num_blocks
+
+    def check_answers(self, requests: Iterable[GenerationRequest]) -> None:
+        """Every stream says what the oracle says, or, when it was cancelled, how that begins."""
+        longest = self.scheduler._longest
+        for asked in requests:
+            for index in range(asked.n):
+                stream = self.streams[asked.id, index]
+                expected = oracle(asked, index, self.groups, self.executor.vocab, longest)
+                if stream.reason is FinishReason.ABORT:
+                    assert stream.token_ids == expected[0][: len(stream.token_ids)]
+                else:
+                    assert (stream.token_ids, stream.reason) == expected
