@@ -16,7 +16,6 @@ _SAMPLING: tuple[tuple[str, type, str], ...] = (
     ("top_k", int, "draw among this many likeliest tokens; 0 is off"),
     ("min_p", float, "drop tokens below this share of the likeliest one's probability"),
     ("repetition_penalty", float, "above 1: repeat less"),
-    ("seed", int, "the same seed gives the same answer"),
 )
 
 
@@ -53,18 +52,12 @@ def read_config(arguments: argparse.Namespace, **more: object) -> EngineConfig:
     return config
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser, skip: Sequence[str] = ()) -> None:
-    """Flags for the usual sampling parameters. Those not given keep the model's defaults."""
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags for the usual sampling parameters. Those not given keep the model's defaults; --seed is the engine's."""
     group = parser.add_argument_group("sampling")
     for name, kind, text in _SAMPLING:
-        if name not in skip:
-            group.add_argument(
-                f"--{name.replace('_', '-')}",
-                dest=f"sampling_{name}",
-                type=kind,
-                metavar="N" if kind is int else "X",
-                help=text,
-            )
+        flag, letter = f"--{name.replace('_', '-')}", "N" if kind is int else "X"
+        group.add_argument(flag, dest=f"sampling_{name}", type=kind, metavar=letter, help=text)
 
 
 def sampling_values(arguments: argparse.Namespace) -> dict[str, object]:

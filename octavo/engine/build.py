@@ -105,7 +105,8 @@ def build_engine(config: EngineConfig, source: ModelSource | None = None) -> Eng
         with clock.phase("load weights"):
             loaded = _load(config, source, backend, model)
         with clock.phase("size cache, record program"):
-            engine = _assemble(config, source, loaded, backend, model, clock)
+            machinery = _assemble(config, source, loaded, backend, model)
+        engine = _finish(machinery, source, loaded, backend, clock)
     except BaseException:
         backend.close()
         raise
@@ -143,15 +144,20 @@ def _load(config: EngineConfig, source: ModelSource, backend: Backend, model: Re
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Machinery:
+    """What steps are made with."""
+
+    resolved: ResolvedConfig
+    groups: tuple[KVCacheGroup, ...]
+    page_bytes: int
+    loop: EngineLoop
+
+
 def _assemble(
-    config: EngineConfig,
-    source: ModelSource,
-    loaded: LoadedModel[Any],
-    backend: Backend,
-    model: ResolvedModel,
-    clock: _Clock,
-) -> Engine:
-    """Everything from the weights to the client."""
+    config: EngineConfig, source: ModelSource, loaded: LoadedModel[Any], backend: Backend, model: ResolvedModel
+) -> _Machinery:
+    """Everything from the weights to the loop."""
     groups = groups_for(source.spec)
     page = backend.page_bytes(source.spec, groups)
     resolved = ResolvedConfig(model, _resolve_cache(config, model, groups, page))
@@ -161,18 +167,31 @@ def _assemble(
     decoder = Decoder(source.spec, loaded.weights, layer_caches(groups), loaded.ropes)
     runner = backend.runner(decoder, table, resolved, page)
     scheduler = Scheduler(_cache_manager(config, source, groups, resolved), _limits(config, resolved))
-    loop = EngineLoop(scheduler, LocalExecutor(Worker(runner, table)))
-    info = _info(resolved, source, clock.total)
+    return _Machinery(resolved, groups, page, EngineLoop(scheduler, LocalExecutor(Worker(runner, table))))
+
+
+def _finish(
+    machinery: _Machinery, source: ModelSource, loaded: LoadedModel[Any], backend: Backend, clock: _Clock
+) -> Engine:
+    """The client, and the figures about all of it."""
+    resolved, groups = machinery.resolved, machinery.groups
     weights = _matrices(loaded.weights)
-    memory = MemoryFigures(
-        weight_bytes=sum(_segment_bytes(weight) for weight in weights),
-        token_bytes=len(groups) * page // model.block_size.value,
-        resident_bytes=_resident_bytes(),
-        available_bytes=read_machine().memory_available,
-    )
-    kernels = tuple(backend.kernels(weights))
+    info = _info(resolved, source, clock.total)
     return Engine(
-        LocalClient(info, loop), info, source, resolved, backend, groups, kernels, memory, tuple(clock.phases)
+        client=LocalClient(info, machinery.loop),
+        info=info,
+        source=source,
+        resolved=resolved,
+        backend=backend,
+        groups=groups,
+        kernels=tuple(backend.kernels(weights)),
+        memory=MemoryFigures(
+            weight_bytes=sum(_segment_bytes(weight) for weight in weights),
+            token_bytes=len(groups) * machinery.page_bytes // resolved.model.block_size.value,
+            resident_bytes=_resident_bytes(),
+            available_bytes=read_machine().memory_available,
+        ),
+        phases=tuple(clock.phases),
     )
 
 
