@@ -14,6 +14,7 @@ constexpr int kWidest = 1;  // fewer registers: one panel and many rows reuse mo
 #endif
 constexpr int64_t kWorthSharing = 16384;       // elements that one thread prepares as fast as the team
 constexpr int64_t kSmallMatrix = 1 << 20;      // bytes; below, a thread gets one run of panels
+constexpr int64_t kFewLimit = kFewRows > 1 ? 2 * kFewRows : 1;  // rows that go that way: each pass reads the codes again
 constexpr int kTileStep = 12;                  // blocks of rows are multiples of it
 
 struct Product {
@@ -58,7 +59,13 @@ void round_row(const float* x, int64_t cols, int64_t even_cols, uint16_t* out) {
 }
 
 void round_row_wide(const float* x, int64_t cols, int64_t even_cols, float* out) {
-  for (int64_t k = 0; k < cols; ++k) out[k] = from_bf16(to_bf16(x[k]));
+  int64_t k = 0;
+  for (; k + kLanes <= cols; k += kLanes) {
+    uint16_t rounded[kLanes];
+    store_bf16(rounded, load(x + k));
+    store(out + k, load_bf16(rounded));
+  }
+  for (; k < cols; ++k) out[k] = from_bf16(to_bf16(x[k]));
   if (cols < even_cols) out[cols] = 0.0f;
 }
 
@@ -84,7 +91,8 @@ Needs needs_of(const OctavoSegment* segments, int count) {
 
 LinearInputs prepare(Team& team, const float* x, int64_t rows, int64_t cols, const Needs& needs) {
   const int64_t even_cols = cols + cols % 2;
-  const int64_t bf16_floats = needs.bf16 ? rows * (kHasPairs ? even_cols / 2 : even_cols) : 0;
+  const bool pairs = bf16_in_pairs();
+  const int64_t bf16_floats = needs.bf16 ? rows * (pairs ? even_cols / 2 : even_cols) : 0;
   const int64_t floats16 = needs.sums16 ? rows * (cols / 16) : 0, floats32 = needs.sums32 ? rows * (cols / 32) : 0;
   LinearInputs in{x, nullptr, nullptr, nullptr, nullptr, cols, even_cols};
   const int64_t floats = bf16_floats + floats16 + floats32;
@@ -94,36 +102,48 @@ LinearInputs prepare(Team& team, const float* x, int64_t rows, int64_t cols, con
   const auto prepare_rows = [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
       const float* from = x + row * cols;
-      if (needs.bf16 && kHasPairs) round_row(from, cols, even_cols, reinterpret_cast<uint16_t*>(rounded) + row * even_cols);
-      if (needs.bf16 && !kHasPairs) round_row_wide(from, cols, even_cols, rounded + row * even_cols);
+      if (needs.bf16 && pairs) round_row(from, cols, even_cols, reinterpret_cast<uint16_t*>(rounded) + row * even_cols);
+      if (needs.bf16 && !pairs) round_row_wide(from, cols, even_cols, rounded + row * even_cols);
       if (needs.sums16) sum_groups(from, cols, 16, sums16 + row * (cols / 16));
       if (needs.sums32) sum_groups(from, cols, 32, sums32 + row * (cols / 32));
     }
   };
   if (rows * cols <= kWorthSharing) prepare_rows(0, rows, 0);
   else team.parallel_ranges(rows, 1, prepare_rows);
-  if (needs.bf16 && kHasPairs) in.pairs = reinterpret_cast<const uint32_t*>(rounded);
-  if (needs.bf16 && !kHasPairs) in.rounded = rounded;
+  if (needs.bf16 && pairs) in.pairs = reinterpret_cast<const uint32_t*>(rounded);
+  if (needs.bf16 && !pairs) in.rounded = rounded;
   if (needs.sums16) in.sums16 = sums16;
   if (needs.sums32) in.sums32 = sums32;
   return in;
 }
 
-// --- one row: every byte of the weights is read once, so threads take long runs of each segment ---
+// --- few rows: memory sets the pace, so threads take long runs of each segment, and codes are not written out ---
 
-void row_strips(const Product& product, const OctavoSegment& segment, int64_t first_output, int64_t begin, int64_t end) {
+// Rows of one pass, so that passes are as equal as can be: 5 are 3 and 2.
+int pass_rows(int64_t rows) {
+  const int64_t passes = (rows + kFewRows - 1) / kFewRows;
+  return static_cast<int>((rows + passes - 1) / passes);
+}
+
+void run_few(const Product& product, const OctavoSegment& segment, int64_t first_output, int64_t begin, int64_t end) {
   const LinearKernel kernel = linear_kernel(segment.format);
+  const int height = pass_rows(product.rows);
+  const int widest = height > 2 ? 2 : kMostPanels;
   for (int64_t panel = begin; panel < end;) {
-    const int panels = end - panel >= 4 ? 4 : end - panel >= 2 ? 2 : 1;
-    float total[kMostPanels * kLanes];
-    const OneRow run = panels == 4 ? kernel.four_panels : panels == 2 ? kernel.two_panels : kernel.one_panel;
-    run(strip_at(segment, panel), product.in, 0, total);
-    finish_row(product, segment, first_output, panel, panels, 0, total);
+    int wide = widest > 2 && end - panel >= 4 ? 2 : end - panel >= 2 ? 1 : 0;  // as a power of two
+    const int panels = 1 << wide;
+    for (int64_t row = 0; row < product.rows; row += height) {
+      const int rows = static_cast<int>(product.rows - row < height ? product.rows - row : height);
+      float total[kFewRows * kMostPanels * kLanes];
+      kernel.few[rows - 1][wide](strip_at(segment, panel), product.in, row, total);
+      for (int r = 0; r < rows; ++r)
+        finish_row(product, segment, first_output, panel, panels, row + r, total + r * panels * kLanes);
+    }
     panel += panels;
   }
 }
 
-void one_row(Team& team, const Product& product) {
+void few_rows(Team& team, const Product& product) {
   int64_t bytes = 0;
   for (int s = 0; s < product.segment_count; ++s) {
     const OctavoSegment& segment = product.segments[s];
@@ -135,7 +155,7 @@ void one_row(Team& team, const Product& product) {
     for (int s = 0; s < product.segment_count; ++s) {
       const OctavoSegment& segment = product.segments[s];
       const int64_t panels = panel_count(segment.rows);
-      row_strips(product, segment, first_output, part * panels / parts, (part + 1) * panels / parts);
+      run_few(product, segment, first_output, part * panels / parts, (part + 1) * panels / parts);
       first_output += segment.rows;
     }
   });
@@ -188,7 +208,7 @@ void run_strip(Team& team, int thread, const Product& product, int widest, int64
   constexpr int kTotals = kMostRows * kMostPanels * kLanes;
   float* total = team.scratch(thread, kTotals + kScratchFloats);
   linear_kernel(segment.format)
-      .many_rows(strip_at(segment, range.panel), range.panels, product.in, row, rows, total, total + kTotals);
+      .many(strip_at(segment, range.panel), range.panels, product.in, row, rows, total, total + kTotals);
   for (int r = 0; r < rows; ++r)
     finish_row(product, segment, first_output, range.panel, range.panels, row + r, total + r * range.panels * kLanes);
 }
@@ -222,7 +242,7 @@ void linear(Team& team, const OctavoInstruction& instruction, const OctavoProgra
   product.rows = rows;
   product.in = prepare(team, program.buffer[instruction.in0], rows, instruction.depth,
                        needs_of(product.segments, product.segment_count));
-  if (rows == 1) one_row(team, product);
+  if (rows <= kFewLimit) few_rows(team, product);
   else many_rows(team, product);
 }
 

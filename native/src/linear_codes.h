@@ -8,7 +8,7 @@
 
 namespace octavo {
 
-// Sixteen 32-bit integers: only what decoding needs.
+// Sixteen 32-bit integers: only what decoding needs. pick_bits: a's bits where the mask is 1, b's elsewhere.
 #if defined(OCTAVO_ISA_AVX512)
 struct Int16 {
   __m512i v;
@@ -27,7 +27,9 @@ template <int Count> inline Int16 shift_right(Int16 a) {
 inline Int16 keep_bits(Int16 a, uint32_t mask) {
   return {_mm512_and_si512(a.v, _mm512_set1_epi32(static_cast<int>(mask)))};
 }
-inline Int16 operator|(Int16 a, Int16 b) { return {_mm512_or_si512(a.v, b.v)}; }
+inline Int16 pick_bits(uint32_t mask, Int16 a, Int16 b) {
+  return {_mm512_ternarylogic_epi32(_mm512_set1_epi32(static_cast<int>(mask)), a.v, b.v, 0xca)};
+}
 inline Vec16 to_float(Int16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 #elif defined(OCTAVO_ISA_AVX2)
 struct Int16 {
@@ -53,7 +55,11 @@ inline Int16 keep_bits(Int16 x, uint32_t mask) {
   const __m256i m = _mm256_set1_epi32(static_cast<int>(mask));
   return {_mm256_and_si256(x.a, m), _mm256_and_si256(x.b, m)};
 }
-inline Int16 operator|(Int16 x, Int16 y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+inline Int16 pick_bits(uint32_t mask, Int16 x, Int16 y) {
+  const __m256i m = _mm256_set1_epi32(static_cast<int>(mask));
+  return {_mm256_or_si256(_mm256_and_si256(m, x.a), _mm256_andnot_si256(m, y.a)),
+          _mm256_or_si256(_mm256_and_si256(m, x.b), _mm256_andnot_si256(m, y.b))};
+}
 inline Vec16 to_float(Int16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 #else
 struct Int16 {
@@ -82,8 +88,8 @@ template <int Count> inline Int16 shift_right(const Int16& a) {
 inline Int16 keep_bits(const Int16& a, uint32_t mask) {
   return each_word([&](int i) { return a.lane[i] & mask; });
 }
-inline Int16 operator|(const Int16& a, const Int16& b) {
-  return each_word([&](int i) { return a.lane[i] | b.lane[i]; });
+inline Int16 pick_bits(uint32_t mask, const Int16& a, const Int16& b) {
+  return each_word([&](int i) { return (a.lane[i] & mask) | (b.lane[i] & ~mask); });
 }
 inline Vec16 to_float(const Int16& a) {
   float lane[kLanes];
@@ -106,29 +112,26 @@ template <int Number> constexpr float value_of(int code) {
   return static_cast<float>(code - f.offset);
 }
 
+// By the low five bits of an index, of which only a code's own bits count.
 template <int Number> struct CodeTable {
   alignas(64) float value[32];
   constexpr CodeTable() : value() {
-    for (int code = 0; code < 32; ++code) value[code] = value_of<Number>(code);
+    constexpr Format f = format_of(Number);
+    for (int index = 0; index < 32; ++index) value[index] = value_of<Number>(index & ((1 << (f.low_bits + f.high_bits)) - 1));
   }
 };
 template <int Number> constexpr CodeTable<Number> kCodeTable{};
 
-// Four inputs a lane, one a byte: those at 8 Row + 2 byte + Parity of a unit.
+// Four inputs a lane, one a byte: those at 8 Row + 2 byte + Parity of a unit. Bits above a code's own are anything.
 template <int Number, int Row, int Parity> inline Int16 code_bytes(const uint8_t* low, const uint8_t* high) {
   constexpr Format f = format_of(Number);
-  constexpr uint32_t kEach = 0x01010101u;
   constexpr int kPair = 2 * (2 * (Row % 2) + Parity);
-  Int16 codes = f.low_bits == 4 ? keep_bits(shift_right<4 * Parity>(load_words(low + Row * 64)), 15 * kEach)
-                                : keep_bits(shift_right<kPair>(load_words(low + Row / 2 * 64)), 3 * kEach);
-  if constexpr (f.high_bits == 2) {
-    const Int16 bits = shift_right<kPair - f.low_bits>(load_words(high + Row / 2 * 64));
-    codes = codes | keep_bits(bits, (3u << f.low_bits) * kEach);
-  } else if constexpr (f.high_bits == 1) {
-    const Int16 bits = shift_right<2 * Row + Parity - f.low_bits>(load_words(high));
-    codes = codes | keep_bits(bits, (1u << f.low_bits) * kEach);
-  }
-  return codes;
+  const Int16 codes = f.low_bits == 4 ? shift_right<4 * Parity>(load_words(low + Row * 64))
+                                      : shift_right<kPair>(load_words(low + Row / 2 * 64));
+  constexpr uint32_t kLow = ((1u << f.low_bits) - 1) * 0x01010101u;
+  if constexpr (f.high_bits == 2) return pick_bits(kLow, codes, shift_right<kPair - f.low_bits>(load_words(high + Row / 2 * 64)));
+  else if constexpr (f.high_bits == 1) return pick_bits(kLow, codes, shift_right<2 * Row + Parity - f.low_bits>(load_words(high)));
+  else return codes;
 }
 
 template <int Number> inline Vec16 float_of_codes(const Int16& codes) {
@@ -145,20 +148,40 @@ template <int Number> inline Vec16 float_of_codes(const Int16& codes) {
   }
 }
 
-// The value of byte Byte of each word, which is a code of at most 6 bits.
-template <int Number, int Byte> inline Vec16 value_of_byte(const Int16& codes) {
+// What a value is multiplied by before its scale, so that it costs less to decode. A power of two: nothing is rounded.
+template <int Number> constexpr float value_unit() {
 #if defined(OCTAVO_ISA_AVX512)
+  if (format_of(Number).low_bits + format_of(Number).high_bits == 6) return 0x1p24f;
+#endif
+  return 1.0f;
+}
+
+#if defined(OCTAVO_ISA_AVX512)
+// Byte Byte of each word, signed, times 2^24: moved to the front, the rest cleared.
+template <int Byte> inline __m512 front_byte(__m512i bytes) {
+  constexpr int kPick = static_cast<int>(static_cast<uint32_t>(Byte) << 24 | 0x808080u);
+  const __m512i pick = _mm512_add_epi32(_mm512_set1_epi32(kPick),
+                                        _mm512_broadcast_i32x4(_mm_setr_epi32(0, 4 << 24, 8 << 24, 12 << 24)));
+  return _mm512_cvtepi32_ps(_mm512_shuffle_epi8(bytes, pick));
+}
+#endif
+
+// The value, times value_unit, of byte Byte of each word.
+template <int Number, int Byte> inline Vec16 value_of_byte(const Int16& codes) {
   constexpr Format f = format_of(Number);
-  if constexpr (f.low_bits + f.high_bits <= 4) {  // the permutation looks at 4 bits of an index
-    return {_mm512_permutexvar_ps(shift_right<8 * Byte>(codes).v, _mm512_load_ps(kCodeTable<Number>.value))};
-  } else if constexpr (f.low_bits + f.high_bits == 5) {
-    return {_mm512_permutex2var_ps(_mm512_load_ps(kCodeTable<Number>.value), shift_right<8 * Byte>(codes).v,
-                                   _mm512_load_ps(kCodeTable<Number>.value + 16))};
-  } else {
-    return float_of_codes<Number>(keep_bits(shift_right<8 * Byte>(codes), 255));
+  constexpr int kBits = f.low_bits + f.high_bits;
+#if defined(OCTAVO_ISA_AVX512)
+  if constexpr (kBits == 6) {
+    const __m512i bits = _mm512_and_si512(codes.v, _mm512_set1_epi8(63));
+    return {front_byte<Byte>(_mm512_sub_epi8(bits, _mm512_set1_epi8(static_cast<char>(f.offset))))};
+  } else {  // a permutation looks at the lowest 4 bits of an index, that of two registers at 5
+    const __m512i index = shift_right<8 * Byte>(codes).v;
+    const float* table = kCodeTable<Number>.value;
+    if constexpr (kBits < 5) return {_mm512_permutexvar_ps(index, _mm512_load_ps(table))};
+    else return {_mm512_permutex2var_ps(_mm512_load_ps(table), index, _mm512_load_ps(table + 16))};
   }
 #else
-  return float_of_codes<Number>(keep_bits(shift_right<8 * Byte>(codes), 255));
+  return float_of_codes<Number>(keep_bits(shift_right<8 * Byte>(codes), (1u << kBits) - 1));
 #endif
 }
 
@@ -182,7 +205,7 @@ template <int Number, int Byte> inline void read_byte_pair(const Int16& even, co
   out[2 * Byte + 1] = value_of_byte<Number, Byte>(odd);
 }
 
-// out[k]: values, without scale, of input 8 Row + k of the unit whose planes are low and high.
+// out[k]: value, times value_unit, of input 8 Row + k of the unit whose planes are low and high.
 template <int Number, int Row> inline void read_eight(const uint8_t* low, const uint8_t* high, Vec16 (&out)[8]) {
   constexpr Format f = format_of(Number);
   if constexpr (f.low_bits == 8) {
@@ -210,30 +233,42 @@ inline Vec16 load_exponents(const uint8_t* p) {
   return scale2(set1(1.0f), power);
 }
 
-template <int Number> inline Vec16 group_scale(const uint8_t* panel, const PanelLayout& at, int64_t group) {
+// What the groups of a superblock share: d and, negated because GGUF's K-quants subtract their mins, dmin. Formats of
+// one level have no use for it.
+struct SuperScales {
+  Vec16 d, min;
+};
+
+template <int Number> inline SuperScales super_scales(const uint8_t* panel, const PanelLayout& at, int64_t superblock) {
   constexpr Format f = format_of(Number);
-  if constexpr (f.scale == Scale::half) return load_halves(panel + at.scale + group * 2 * kLanes);
-  else if constexpr (f.scale == Scale::exponent) return load_exponents(panel + at.scale + group * kLanes);
-  else {
-    const uint8_t* bytes = panel + at.scale + group * kLanes;
-    const Vec16 d = load_halves(panel + at.super_scale + group / (kSuperblock / f.group) * 2 * kLanes);
-    if constexpr (f.scale == Scale::signed_bytes) return d * to_float(load_signed_bytes(bytes));
-    else if constexpr (f.scale == Scale::bytes) return d * to_float(load_unsigned_bytes(bytes));
-    else return d * to_float(keep_bits(load_unsigned_bytes(bytes), 15));
+  SuperScales shared{};
+  if constexpr (f.two_level()) {
+    shared.d = load_halves(panel + at.super_scale + superblock * 2 * kLanes);
+    if constexpr (value_unit<Number>() != 1.0f) shared.d = shared.d * set1(1.0f / value_unit<Number>());
+    if constexpr (f.mins) shared.min = zero() - load_halves(panel + at.super_min + superblock * 2 * kLanes);
   }
+  return shared;
 }
 
-// What is added to every value of a group: GGUF's K-quants subtract their min, the older formats add it.
-template <int Number> inline Vec16 group_min(const uint8_t* panel, const PanelLayout& at, int64_t group) {
+template <int Number>
+inline Vec16 group_scale(const uint8_t* panel, const PanelLayout& at, const SuperScales& shared, int64_t group) {
+  constexpr Format f = format_of(Number);
+  const uint8_t* bytes = panel + at.scale + group * kLanes;
+  if constexpr (f.scale == Scale::half) return load_halves(panel + at.scale + group * 2 * kLanes);
+  else if constexpr (f.scale == Scale::exponent) return load_exponents(bytes);
+  else if constexpr (f.scale == Scale::signed_bytes) return shared.d * to_float(load_signed_bytes(bytes));
+  else if constexpr (f.scale == Scale::bytes) return shared.d * to_float(load_unsigned_bytes(bytes));
+  else return shared.d * to_float(keep_bits(load_unsigned_bytes(bytes), 15));
+}
+
+// What is added to every value of a group.
+template <int Number>
+inline Vec16 group_min(const uint8_t* panel, const PanelLayout& at, const SuperScales& shared, int64_t group) {
   constexpr Format f = format_of(Number);
   if constexpr (f.scale == Scale::half) return load_halves(panel + at.min + group * 2 * kLanes);
-  else {
-    const Vec16 d = load_halves(panel + at.super_min + group / (kSuperblock / f.group) * 2 * kLanes);
-    const Int16 bytes = f.scale == Scale::nibbles
-                            ? shift_right<4>(load_unsigned_bytes(panel + at.scale + group * kLanes))
-                            : load_unsigned_bytes(panel + at.min + group * kLanes);
-    return zero() - d * to_float(bytes);
-  }
+  else if constexpr (f.scale == Scale::nibbles)
+    return shared.min * to_float(shift_right<4>(load_unsigned_bytes(panel + at.scale + group * kLanes)));
+  else return shared.min * to_float(load_unsigned_bytes(panel + at.min + group * kLanes));
 }
 
 }  // namespace octavo

@@ -2,6 +2,11 @@
 
 #include <string.h>
 
+#include <atomic>
+#if defined(__AVX512BF16__)
+#include <cpuid.h>
+#endif
+
 #include "linear_codes.h"
 #include "linear_tile.h"
 
@@ -14,54 +19,84 @@ template <int Number> const float* group_sums(const LinearInputs& in, int64_t ro
   return format_of(Number).group == 16 ? in.sums16 + row * (in.cols / 16) : in.sums32 + row * (in.cols / 32);
 }
 
-// sum += values * inputs over eight inputs of a unit, panel by panel so that their chains overlap.
-template <int Number, int Row, int Panels>
-inline void add_eight(const Strip& strip, int64_t unit, const float* x, Vec16 (&sum)[Panels]) {
-  constexpr Format f = format_of(Number);
+// A tile of few rows, held in registers while a strip's codes go by once.
+template <int Number, int Rows, int Panels> struct BlockTile {
+  static constexpr Format f = format_of(Number);
+  const Strip& strip;
+  const float* x;     // [Rows], cols apart
+  const float* sums;  // [Rows], cols / f.group apart; null without mins
+  int64_t cols;
+  Vec16 sum[Rows][Panels], total[Rows][Panels];
+
+  const uint8_t* panel(int p) const { return strip.panels + p * strip.layout.bytes; }
+
+  // sum += values * inputs over eight inputs of a unit.
+  template <int Row> void add_eight(int64_t unit) {
+    const int64_t ahead = Panels * strip.layout.bytes;
 #pragma GCC unroll 4
-  for (int p = 0; p < Panels; ++p) {
-    const uint8_t* panel = strip.panels + p * strip.layout.bytes;
-    const uint8_t* low = panel + unit * 64 * f.low_bits;
-    // The strip that comes next, at the same place: long enough ahead for memory, soon enough for the second level.
-    if constexpr (f.low_bits == 8) __builtin_prefetch(low + Row * 128 + 64 + Panels * strip.layout.bytes, 0, 2);
-    if constexpr (f.low_bits >= 4 || Row % 2 == 0)
-      __builtin_prefetch(low + Row * 16 * f.low_bits + Panels * strip.layout.bytes, 0, 2);
-    Vec16 value[8];
-    read_eight<Number, Row>(low, panel + strip.layout.high + unit * 64 * f.high_bits, value);
+    for (int p = 0; p < Panels; ++p) {
+      const uint8_t* low = panel(p) + unit * 64 * f.low_bits;
+      // The strip that comes next, at the same place: early enough for memory, late enough for the second level.
+      if constexpr (f.low_bits == 8) __builtin_prefetch(low + Row * 128 + 64 + ahead, 0, 2);
+      if constexpr (f.low_bits >= 4 || Row % 2 == 0) __builtin_prefetch(low + Row * 16 * f.low_bits + ahead, 0, 2);
+      Vec16 value[8];
+      read_eight<Number, Row>(low, panel(p) + strip.layout.high + unit * 64 * f.high_bits, value);
 #pragma GCC unroll 8
-    for (int k = 0; k < 8; ++k) sum[p] = fma(value[k], set1(x[8 * Row + k]), sum[p]);
-  }
-}
-
-// Adds the groups' sums to the totals, and starts new ones.
-template <int Number, int Panels>
-inline void close_group(const Strip& strip, int64_t group, const float* sums, Vec16 (&sum)[Panels],
-                        Vec16 (&total)[Panels]) {
+      for (int k = 0; k < 8; ++k)
 #pragma GCC unroll 4
-  for (int p = 0; p < Panels; ++p) {
-    const uint8_t* panel = strip.panels + p * strip.layout.bytes;
-    total[p] = fma(group_scale<Number>(panel, strip.layout, group), sum[p], total[p]);
-    if constexpr (format_of(Number).mins)
-      total[p] = fma(group_min<Number>(panel, strip.layout, group), set1(sums[group]), total[p]);
-    sum[p] = zero();
+        for (int r = 0; r < Rows; ++r)
+          sum[r][p] = fma(value[k], set1(x[r * cols + unit * kUnit + 8 * Row + k]), sum[r][p]);
+    }
   }
-}
 
-template <int Number, int Panels> void block_row(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
-  constexpr Format f = format_of(Number);
-  const float* x = in.values + row * in.cols;
-  const float* sums = f.mins ? group_sums<Number>(in, row) : nullptr;
-  Vec16 total[Panels], sum[Panels];
-  for (int p = 0; p < Panels; ++p) total[p] = sum[p] = zero();
-  for (int64_t unit = 0; unit < in.cols / kUnit; ++unit, x += kUnit) {
-    add_eight<Number, 0>(strip, unit, x, sum);
-    add_eight<Number, 1>(strip, unit, x, sum);
-    if constexpr (f.group == 16) close_group<Number>(strip, 2 * unit, sums, sum, total);
-    add_eight<Number, 2>(strip, unit, x, sum);
-    add_eight<Number, 3>(strip, unit, x, sum);
-    close_group<Number>(strip, f.group == 16 ? 2 * unit + 1 : unit, sums, sum, total);
+  // Adds the groups' sums to the totals, and starts new ones.
+  void close_group(const SuperScales (&shared)[Panels], int64_t group) {
+#pragma GCC unroll 4
+    for (int p = 0; p < Panels; ++p) {
+      const Vec16 scale = group_scale<Number>(panel(p), strip.layout, shared[p], group);
+#pragma GCC unroll 4
+      for (int r = 0; r < Rows; ++r) total[r][p] = fma(scale, sum[r][p], total[r][p]);
+      if constexpr (f.mins) {
+        const Vec16 min = group_min<Number>(panel(p), strip.layout, shared[p], group);
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r)
+          total[r][p] = fma(min, set1(sums[r * (cols / f.group) + group]), total[r][p]);
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < Rows; ++r) sum[r][p] = zero();
+    }
   }
-  for (int p = 0; p < Panels; ++p) store(out + p * kLanes, total[p]);
+
+  void add_unit(const SuperScales (&shared)[Panels], int64_t unit) {
+    add_eight<0>(unit);
+    add_eight<1>(unit);
+    if constexpr (f.group == 16) close_group(shared, 2 * unit);
+    add_eight<2>(unit);
+    add_eight<3>(unit);
+    close_group(shared, f.group == 16 ? 2 * unit + 1 : unit);
+  }
+};
+
+template <int Number, int Rows, int Panels>
+void few_block_rows(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
+  constexpr Format f = format_of(Number);
+  constexpr int64_t kUnits = f.block / kUnit;
+  BlockTile<Number, Rows, Panels> tile{
+      strip, in.values + row * in.cols, f.mins ? group_sums<Number>(in, row) : nullptr, in.cols, {}, {}};
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+    for (int p = 0; p < Panels; ++p) tile.sum[r][p] = tile.total[r][p] = zero();
+  for (int64_t block = 0; block < in.cols / f.block; ++block) {
+    SuperScales shared[Panels];
+#pragma GCC unroll 4
+    for (int p = 0; p < Panels; ++p) shared[p] = super_scales<Number>(tile.panel(p), strip.layout, block);
+    for (int64_t unit = block * kUnits; unit < (block + 1) * kUnits; ++unit) tile.add_unit(shared, unit);
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+    for (int p = 0; p < Panels; ++p) store(out + (r * Panels + p) * kLanes, tile.total[r][p]);
 }
 
 template <int Number, int Row> inline void unpack_eight(const uint8_t* low, const uint8_t* high, float* out) {
@@ -79,7 +114,7 @@ template <int Number> void unpack_unit(const uint8_t* low, const uint8_t* high, 
 }
 
 template <int Number>
-void block_rows(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int rows, float* total,
+void many_block_rows(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int rows, float* total,
                 float* scratch) {
   constexpr Format f = format_of(Number);
   constexpr int kGroups = kUnit / f.group;
@@ -91,10 +126,12 @@ void block_rows(const Strip& strip, int panels, const LinearInputs& in, int64_t 
       const uint8_t* panel = strip.panels + p * strip.layout.bytes;
       unpack_unit<Number>(panel + unit * 64 * f.low_bits, panel + strip.layout.high + unit * 64 * f.high_bits,
                           scratch + p * kUnit * kLanes);
+      const SuperScales shared = super_scales<Number>(panel, strip.layout, unit / (kSuperblock / kUnit));
       for (int g = 0; g < kGroups; ++g) {
         const int64_t group = unit * kGroups + g;
-        store(scales + (g * panels + p) * kLanes, group_scale<Number>(panel, strip.layout, group));
-        if constexpr (f.mins) store(mins + (g * panels + p) * kLanes, group_min<Number>(panel, strip.layout, group));
+        store(scales + (g * panels + p) * kLanes, group_scale<Number>(panel, strip.layout, shared, group));
+        if constexpr (f.mins)
+          store(mins + (g * panels + p) * kLanes, group_min<Number>(panel, strip.layout, shared, group));
       }
     }
     for (int g = 0; g < kGroups; ++g) {
@@ -147,16 +184,21 @@ template <int Number> int64_t dense_cols(const LinearInputs& in) {
   return Number == OCTAVO_BF16 ? in.even_cols : in.cols;
 }
 
-template <int Number, int Panels> void dense_row(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
+template <int Number, int Rows, int Panels>
+void few_dense_rows(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
   constexpr int64_t kBytes = format_of(Number).low_bits / 8 * kLanes;  // of one input
   const float* x = dense_inputs<Number>(in, row);
   const int64_t cols = dense_cols<Number>(in), ahead = Panels * strip.layout.bytes;
-  Vec16 total[Panels];
-  for (int p = 0; p < Panels; ++p) total[p] = zero();
+  Vec16 total[Rows][Panels];
+  for (int r = 0; r < Rows; ++r)
+    for (int p = 0; p < Panels; ++p) total[r][p] = zero();
   for (int64_t start = 0; start < cols; start += kDenseGroup) {
     const int64_t end = start + kDenseGroup < cols ? start + kDenseGroup : cols;
-    Vec16 sum[Panels];
-    for (int p = 0; p < Panels; ++p) sum[p] = zero();
+    Vec16 sum[Rows][Panels];
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+      for (int p = 0; p < Panels; ++p) sum[r][p] = zero();
     int64_t k = start;
     for (; k + 2 <= end; k += 2) {
 #pragma GCC unroll 4
@@ -166,15 +208,23 @@ template <int Number, int Panels> void dense_row(const Strip& strip, const Linea
         if constexpr (Number == OCTAVO_F32) __builtin_prefetch(panel + (k + 1) * kBytes + ahead, 0, 2);
         Vec16 first, second;
         read_pair<Number>(panel, k, first, second);
-        sum[p] = fma(second, set1(x[k + 1]), fma(first, set1(x[k]), sum[p]));
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r)
+          sum[r][p] = fma(second, set1(x[r * cols + k + 1]), fma(first, set1(x[r * cols + k]), sum[r][p]));
       }
     }
+#pragma GCC unroll 4
     for (int p = 0; p < Panels; ++p) {
-      if (k < end) sum[p] = fma(read_last<Number>(strip.panels + p * strip.layout.bytes, k), set1(x[k]), sum[p]);
-      total[p] = sum[p] + total[p];
+      const Vec16 last = k < end ? read_last<Number>(strip.panels + p * strip.layout.bytes, k) : zero();
+#pragma GCC unroll 4
+      for (int r = 0; r < Rows; ++r) {
+        if (k < end) sum[r][p] = fma(last, set1(x[r * cols + k]), sum[r][p]);
+        total[r][p] = sum[r][p] + total[r][p];
+      }
     }
   }
-  for (int p = 0; p < Panels; ++p) store(out + p * kLanes, total[p]);
+  for (int r = 0; r < Rows; ++r)
+    for (int p = 0; p < Panels; ++p) store(out + (r * Panels + p) * kLanes, total[r][p]);
 }
 
 template <int Number> void unpack_dense(const uint8_t* panel, int64_t start, int64_t end, float* out) {
@@ -189,7 +239,7 @@ template <int Number> void unpack_dense(const uint8_t* panel, int64_t start, int
 }
 
 template <int Number>
-void dense_rows(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int rows, float* total,
+void many_dense_rows(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int rows, float* total,
                 float* scratch) {
   const int64_t cols = dense_cols<Number>(in);
   memset(total, 0, sizeof(float) * static_cast<size_t>(rows * panels * kLanes));
@@ -216,30 +266,41 @@ void dense_rows(const Strip& strip, int panels, const LinearInputs& in, int64_t 
 // --- bf16 with the hardware's dot product ---
 
 #if defined(__AVX512BF16__)
-template <int Panels> void pair_row(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
+template <int Rows, int Panels>
+void few_pair_rows(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
   const int64_t words = in.even_cols / 2, ahead = Panels * strip.layout.bytes;
   const uint32_t* x = in.pairs + row * words;
-  __m512 total[Panels];
-  for (int p = 0; p < Panels; ++p) total[p] = _mm512_setzero_ps();
+  __m512 total[Rows][Panels];
+  for (int r = 0; r < Rows; ++r)
+    for (int p = 0; p < Panels; ++p) total[r][p] = _mm512_setzero_ps();
   for (int64_t start = 0; start < words; start += kPairGroup / 2) {
     const int64_t end = start + kPairGroup / 2 < words ? start + kPairGroup / 2 : words;
-    __m512 sum[Panels];
-    for (int p = 0; p < Panels; ++p) sum[p] = _mm512_setzero_ps();
+    __m512 sum[Rows][Panels];
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+      for (int p = 0; p < Panels; ++p) sum[r][p] = _mm512_setzero_ps();
     for (int64_t k = start; k < end; ++k) {
-      const __m512bh input = (__m512bh)_mm512_set1_epi32(static_cast<int>(x[k]));
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) {
         const uint8_t* weights = strip.panels + p * strip.layout.bytes + k * 4 * kLanes;
         __builtin_prefetch(weights + ahead, 0, 2);
-        sum[p] = _mm512_dpbf16_ps(sum[p], (__m512bh)_mm512_loadu_si512(weights), input);
+        const __m512bh weight = (__m512bh)_mm512_loadu_si512(weights);
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) {
+          const __m512bh input = (__m512bh)_mm512_set1_epi32(static_cast<int>(x[r * words + k]));
+          sum[r][p] = _mm512_dpbf16_ps(sum[r][p], weight, input);
+        }
       }
     }
-    for (int p = 0; p < Panels; ++p) total[p] = _mm512_add_ps(sum[p], total[p]);
+    for (int r = 0; r < Rows; ++r)
+      for (int p = 0; p < Panels; ++p) total[r][p] = _mm512_add_ps(sum[r][p], total[r][p]);
   }
-  for (int p = 0; p < Panels; ++p) _mm512_storeu_ps(out + p * kLanes, total[p]);
+  for (int r = 0; r < Rows; ++r)
+    for (int p = 0; p < Panels; ++p) _mm512_storeu_ps(out + (r * Panels + p) * kLanes, total[r][p]);
 }
 
-void pair_rows(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int rows, float* total, float*) {
+void many_pair_rows(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int rows, float* total, float*) {
   const int64_t words = in.even_cols / 2;
   memset(total, 0, sizeof(float) * static_cast<size_t>(rows * panels * kLanes));
   for (int64_t start = 0; start < words; start += kPairGroup / 2) {
@@ -254,40 +315,83 @@ void pair_rows(const Strip& strip, int panels, const LinearInputs& in, int64_t r
   }
 }
 
-LinearKernel bf16_kernel() { return {pair_row<1>, pair_row<2>, pair_row<4>, pair_rows}; }
-#else
-LinearKernel bf16_kernel() {
-  return {dense_row<OCTAVO_BF16, 1>, dense_row<OCTAVO_BF16, 2>, dense_row<OCTAVO_BF16, 4>, dense_rows<OCTAVO_BF16>};
+bool is_amd() {
+  uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(0, &eax, &ebx, &ecx, &edx) && ebx == signature_AMD_ebx && ecx == signature_AMD_ecx;
 }
 #endif
 
-template <int Number> LinearKernel dense_kernel() {
-  return {dense_row<Number, 1>, dense_row<Number, 2>, dense_row<Number, 4>, dense_rows<Number>};
-}
+// --- the table ---
 
-template <int Number> LinearKernel block_kernel() {
-  return {block_row<Number, 1>, block_row<Number, 2>, block_row<Number, 4>, block_rows<Number>};
+template <int Number> struct Blocks {
+  template <int Rows, int Panels> static constexpr FewRows kFew = few_block_rows<Number, Rows, Panels>;
+  static constexpr ManyRows kMany = many_block_rows<Number>;
+};
+
+template <int Number> struct Dense {
+  template <int Rows, int Panels> static constexpr FewRows kFew = few_dense_rows<Number, Rows, Panels>;
+  static constexpr ManyRows kMany = many_dense_rows<Number>;
+};
+
+#if defined(__AVX512BF16__)
+struct Pairs {
+  template <int Rows, int Panels> static constexpr FewRows kFew = few_pair_rows<Rows, Panels>;
+  static constexpr ManyRows kMany = many_pair_rows;
+};
+#endif
+
+template <class Kernels> LinearKernel kernel_of() {
+  LinearKernel kernel{};
+  kernel.many = Kernels::kMany;
+  kernel.few[0][0] = Kernels::template kFew<1, 1>;
+  kernel.few[0][1] = Kernels::template kFew<1, 2>;
+  kernel.few[0][2] = Kernels::template kFew<1, 4>;
+  if constexpr (kFewRows == 4) {
+    kernel.few[1][0] = Kernels::template kFew<2, 1>;
+    kernel.few[1][1] = Kernels::template kFew<2, 2>;
+    kernel.few[1][2] = Kernels::template kFew<2, 4>;
+    kernel.few[2][0] = Kernels::template kFew<3, 1>;
+    kernel.few[2][1] = Kernels::template kFew<3, 2>;
+    kernel.few[3][0] = Kernels::template kFew<4, 1>;
+    kernel.few[3][1] = Kernels::template kFew<4, 2>;
+  }
+  return kernel;
 }
 
 }  // namespace
 
+bool bf16_in_pairs() {
+#if defined(__AVX512BF16__)
+  static std::atomic<int> known{-1};  // asking the processor takes microseconds in a virtual machine
+  int answer = known.load(std::memory_order_relaxed);
+  if (answer < 0) known.store(answer = is_amd() ? 1 : 0, std::memory_order_relaxed);
+  return answer == 1;
+#else
+  return false;
+#endif
+}
+
 LinearKernel linear_kernel(int32_t format) {
   switch (format) {
-    case OCTAVO_F32: return dense_kernel<OCTAVO_F32>();
-    case OCTAVO_F16: return dense_kernel<OCTAVO_F16>();
-    case OCTAVO_BF16: return bf16_kernel();
-    case OCTAVO_Q4_0: return block_kernel<OCTAVO_Q4_0>();
-    case OCTAVO_Q4_1: return block_kernel<OCTAVO_Q4_1>();
-    case OCTAVO_Q5_0: return block_kernel<OCTAVO_Q5_0>();
-    case OCTAVO_Q5_1: return block_kernel<OCTAVO_Q5_1>();
-    case OCTAVO_Q8_0: return block_kernel<OCTAVO_Q8_0>();
-    case OCTAVO_Q2_K: return block_kernel<OCTAVO_Q2_K>();
-    case OCTAVO_Q3_K: return block_kernel<OCTAVO_Q3_K>();
-    case OCTAVO_Q4_K: return block_kernel<OCTAVO_Q4_K>();
-    case OCTAVO_Q5_K: return block_kernel<OCTAVO_Q5_K>();
-    case OCTAVO_Q6_K: return block_kernel<OCTAVO_Q6_K>();
-    case OCTAVO_IQ4_NL: return block_kernel<OCTAVO_IQ4_NL>();
-    default: return block_kernel<OCTAVO_MXFP4>();
+    case OCTAVO_F32: return kernel_of<Dense<OCTAVO_F32>>();
+    case OCTAVO_F16: return kernel_of<Dense<OCTAVO_F16>>();
+    case OCTAVO_BF16:
+#if defined(__AVX512BF16__)
+      if (bf16_in_pairs()) return kernel_of<Pairs>();
+#endif
+      return kernel_of<Dense<OCTAVO_BF16>>();
+    case OCTAVO_Q4_0: return kernel_of<Blocks<OCTAVO_Q4_0>>();
+    case OCTAVO_Q4_1: return kernel_of<Blocks<OCTAVO_Q4_1>>();
+    case OCTAVO_Q5_0: return kernel_of<Blocks<OCTAVO_Q5_0>>();
+    case OCTAVO_Q5_1: return kernel_of<Blocks<OCTAVO_Q5_1>>();
+    case OCTAVO_Q8_0: return kernel_of<Blocks<OCTAVO_Q8_0>>();
+    case OCTAVO_Q2_K: return kernel_of<Blocks<OCTAVO_Q2_K>>();
+    case OCTAVO_Q3_K: return kernel_of<Blocks<OCTAVO_Q3_K>>();
+    case OCTAVO_Q4_K: return kernel_of<Blocks<OCTAVO_Q4_K>>();
+    case OCTAVO_Q5_K: return kernel_of<Blocks<OCTAVO_Q5_K>>();
+    case OCTAVO_Q6_K: return kernel_of<Blocks<OCTAVO_Q6_K>>();
+    case OCTAVO_IQ4_NL: return kernel_of<Blocks<OCTAVO_IQ4_NL>>();
+    default: return kernel_of<Blocks<OCTAVO_MXFP4>>();
   }
 }
 

@@ -11,22 +11,26 @@
 namespace octavo {
 
 constexpr int kDenseGroup = 64;
-constexpr int kPairGroup = 256;       // bf16 dot products of the hardware
+constexpr int kPairGroup = 256;       // of bf16 in pairs
 constexpr int kMostPanels = 4;        // of a strip
-constexpr int kMostRows = 60;         // of a call of ManyRows
+#if defined(OCTAVO_ISA_AVX512)
+constexpr int kFewRows = 4;           // that keep their sums in registers while codes are read
+#else
+constexpr int kFewRows = 1;
+#endif
+constexpr int kMostRows = 60;         // of one call
 constexpr int kScratchFloats = (kMostPanels * kDenseGroup + 4 * kMostPanels) * kLanes;
 
-#if defined(__AVX512BF16__)
-constexpr bool kHasPairs = true;
-#else
-constexpr bool kHasPairs = false;
-#endif
+// Whether bf16 weights meet bf16 inputs two at a time, by VDPBF16PS, or as floats. Both are exact products of the same
+// rounded inputs, summed in different orders; a machine always takes the same. AMD's Zen 5 starts two of the
+// instruction a cycle, twice what floats give; Intel's cores one every other cycle, half of what floats give.
+bool bf16_in_pairs();
 
 // The inputs of an instruction, prepared once. What no segment needs is null. [rows] of:
 struct LinearInputs {
   const float* values;   // [cols]
-  const float* rounded;  // [even_cols] values rounded to bf16, when !kHasPairs
-  const uint32_t* pairs; // [even_cols / 2] likewise, two a word, when kHasPairs
+  const float* rounded;  // [even_cols] values rounded to bf16, unless bf16_in_pairs()
+  const uint32_t* pairs; // [even_cols / 2] likewise, two a word, otherwise
   const float* sums16;   // [cols / 16] sums of 16
   const float* sums32;   // [cols / 32] sums of 32
   int64_t cols, even_cols;
@@ -37,15 +41,16 @@ struct Strip {
   PanelLayout layout;
 };
 
-// total: [panels][16]
-using OneRow = void (*)(const Strip& strip, const LinearInputs& in, int64_t row, float* total);
-// total: [rows][panels][16]; scratch: kScratchFloats of the thread
+// total: [rows][panels][16]; rows and panels are the kernel's own
+using FewRows = void (*)(const Strip& strip, const LinearInputs& in, int64_t row, float* total);
+// total: [rows][panels][16], rows <= kMostRows; scratch: kScratchFloats of the thread
 using ManyRows = void (*)(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int rows, float* total,
                           float* scratch);
 
 struct LinearKernel {
-  OneRow one_panel, two_panels, four_panels;
-  ManyRows many_rows;
+  // For rows <= kFewRows and 1, 2 or 4 panels, at [rows - 1][log2(panels)]; of three and four rows only up to 2 panels.
+  FewRows few[4][3];
+  ManyRows many;
 };
 
 LinearKernel linear_kernel(int32_t format);

@@ -22,7 +22,7 @@ struct FloatTile {
 
 void run_float_tile(const FloatTile& tile, int rows, int panels);
 
-// Words of two bf16 inputs against words of two bf16 weights. Only where kHasPairs.
+// Words of two bf16 inputs against words of two bf16 weights. Only with AVX-512 BF16.
 struct PairTile {
   const uint8_t* weights;  // [panels] of [count][16] words, panel_stride bytes apart
   int64_t panel_stride;
