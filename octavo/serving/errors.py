@@ -74,20 +74,18 @@ def guarded(handler: Handler) -> Handler:
             return await handler(request)
         except (ClientGone, ClientDisconnect):
             return Response(status_code=CLIENT_GONE)
-        except OctavoError as error:
-            if error.status == 500:
-                log_failure(request.url.path)
-            return error_response(error)
         except Exception as error:
-            log_failure(request.url.path)
+            log_failure(request.url.path, error)
             return error_response(error)
 
     return answer
 
 
-def log_failure(path: str) -> None:
-    """Log the exception being handled, with its traceback."""
-    logger("serving").error("a request to %s failed", path, exc_info=True)
+def log_failure(path: str, error: Exception) -> None:
+    """Log an error that is the server's own; with a traceback when it was not raised on purpose."""
+    if describe(error).code == 500:
+        unexpected = None if isinstance(error, OctavoError) else error
+        logger("serving").error("a request to %s failed: %s", path, error, exc_info=unexpected)
 
 
 async def http_error(_request: Request, error: Exception) -> Response:

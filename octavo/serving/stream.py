@@ -85,7 +85,6 @@ class EventStream(Response):
         except Exception as error:
             info = describe(error)
             scope["octavo.outcome"] = info.code
-            if info.code == 500:
-                log_failure(scope["path"])
+            log_failure(scope["path"], error)
             last = event(ErrorAnswer(info)) + DONE
         await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 
+import httpx
+
 from octavo.config.engine import EngineConfig, SchedulingConfig, ServingConfig, TelemetryConfig
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.client import EngineInfo, EngineStats
@@ -22,6 +24,9 @@ from octavo.serving.state import ServerState
 from octavo.telemetry.metrics import MetricsStore
 from octavo.telemetry.prometheus import PrometheusExporter
 from octavo.text.chat_template import ChatTemplate
+
+# One client for all tests: making one takes longer than most requests. No connection outlives its request.
+HTTP = httpx.Client(timeout=20, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
 
 END = 256
 VOCAB = 257

@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from tests.serving.scripted import RunningServer, ScriptedClient, run_server, say
+from tests.serving.scripted import HTTP, RunningServer, ScriptedClient, run_server, say
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -25,7 +25,7 @@ def client(server: RunningServer) -> Iterator[openai.OpenAI]:
 
 
 def post(server: RunningServer, **body: object) -> httpx.Response:
-    return httpx.post(server.url + "/v1/chat/completions", json={"messages": MESSAGES, **body})
+    return HTTP.post(server.url + "/v1/chat/completions", json={"messages": MESSAGES, **body})
 
 
 def events(server: RunningServer, **body: object) -> list[dict]:
@@ -236,12 +236,12 @@ def test_contents_as_parts_and_null(server: RunningServer) -> None:
 
 def test_continuing_needs_one_flag_only(server: RunningServer) -> None:
     messages = [*MESSAGES, {"role": "assistant", "content": "I am"}]
-    plain = httpx.post(server.url + "/tokenize", json={"messages": messages, "continue_final_message": True}).json()
+    plain = HTTP.post(server.url + "/tokenize", json={"messages": messages, "continue_final_message": True}).json()
     assert bytes(plain["tokens"]).decode() == "<user>Hi<assistant>I am"
 
 
 def test_request_id_is_adopted(server: RunningServer) -> None:
-    answer = httpx.post(
+    answer = HTTP.post(
         server.url + "/v1/chat/completions", json={"messages": MESSAGES}, headers={"x-request-id": "abc"}
     )
     assert answer.json()["id"] == "chatcmpl-abc"

@@ -23,9 +23,9 @@ from octavo.serving.openai.answers import (
 from octavo.serving.openai.generation import (
     AnswerParts,
     Job,
+    error_in,
     gather,
     open_job,
-    raise_errors,
     read_generation,
     sampling_params,
 )
@@ -135,14 +135,16 @@ class _Answer:
         async with self._job.stream as stream:
             opened = False
             async for deltas in stream:
-                raise_errors(deltas)
-                events = b"" if opened else self._opening()
-                opened = True
+                error = error_in(deltas)
+                events = b"" if opened or not deltas else self._opening()
+                opened = opened or bool(deltas)
                 for delta in deltas:
                     self._job.tally.add(delta)
                     events += self._event(delta)
                 if events:
                     yield events
+                if error:
+                    raise error
             if self._usage:
                 yield event(self._chunk([], usage=self._job.tally.usage()))
 

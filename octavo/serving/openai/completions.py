@@ -18,9 +18,9 @@ from octavo.serving.openai.generation import (
     AnswerParts,
     Job,
     Prompt,
+    error_in,
     gather,
     open_job,
-    raise_errors,
     read_generation,
     sampling_params,
 )
@@ -129,10 +129,12 @@ class _Answer:
         """The answer in events, without the closing one. The first item comes with the first token."""
         async with self._job.stream as stream:
             async for deltas in stream:
-                raise_errors(deltas)
+                error = error_in(deltas)
                 events = b"".join(map(self._event, deltas))
                 if events:
                     yield events
+                if error:
+                    raise error
             if self._usage:
                 yield event(self._chunk([], self._read_usage()))
 

@@ -156,15 +156,13 @@ async def open_job(
     )
 
 
-def raise_errors(deltas: Sequence[TextDelta]) -> None:
-    """Stop at the first stream that failed.
-
-    Raises:
-        InternalError: its error.
-    """
-    for delta in deltas:
+def error_in(deltas: list[TextDelta]) -> InternalError | None:
+    """The error of the first stream that failed; it and what follows are taken from the list."""
+    for number, delta in enumerate(deltas):
         if delta.finish_reason is FinishReason.ERROR:
-            raise InternalError(delta.error or "the engine failed on this request")
+            del deltas[number:]
+            return InternalError(delta.error or "the engine failed on this request")
+    return None
 
 
 class AnswerParts:
@@ -205,7 +203,8 @@ async def gather(job: Job) -> list[AnswerParts]:
     parts = [AnswerParts() for _ in range(job.n * len(job.requests))]
     async with job.stream as stream:
         async for deltas in stream:
-            raise_errors(deltas)
+            if error := error_in(deltas):
+                raise error
             for delta in deltas:
                 job.tally.add(delta)
                 parts[job.index_of(delta)].add(delta)

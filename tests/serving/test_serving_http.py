@@ -1,0 +1,170 @@
+"""The server as a citizen: errors, keys, limits, health, metrics, models, tokenizing."""
+
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from octavo.errors import ConfigError
+from octavo.serving.server import bind
+from octavo.telemetry.metrics import METRICS
+from tests.serving.scripted import HTTP, RunningServer, ScriptedClient, config_of, run_server
+
+CHAT = "/v1/chat/completions"
+GOOD = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with run_server() as running:
+        yield running
+
+
+def raw(server: RunningServer, body: bytes, kind: str = "application/json") -> httpx.Response:
+    return HTTP.post(server.url + CHAT, content=body, headers={"content-type": kind})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"tiny",x}',
+        b"",
+        b"[]",
+        b'"s"',
+        b"[" * 1_000_000,
+        b'{"messages":' + b"[" * 900 + b"]" * 900 + b"}",
+        b'{"messages":' + b'{"a":' * 100_000,
+        b'{"messages":[{"role":"user","content":"\xff\xfe"}]}',
+        b'{"messages":[{"role":"user","content":"x"}],"temperature":NaN}',
+        b"\xef\xbb\xbf{}",
+        b"\x1f\x8b\x08\x00{}",
+        b"{}",
+    ],
+)
+def test_malformed_bodies(server: RunningServer, body: bytes) -> None:
+    answer = raw(server, body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["code"]) == ("BadRequestError", 400)
+    assert HTTP.post(server.url + CHAT, json=GOOD).status_code == 200
+
+
+def test_other_media_types(server: RunningServer) -> None:
+    answer = raw(server, b"{}", "text/plain")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (415, 415)
+
+
+def test_too_large(server: RunningServer) -> None:
+    answer = raw(server, b'{"a":"' + b"x" * (1 << 20) + b'"}')
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, 413)
+
+    def chunks() -> Iterator[bytes]:
+        for _ in range(3):
+            yield b"x" * (1 << 19)
+
+    unsized = HTTP.post(server.url + CHAT, content=chunks(), headers={"content-type": "application/json"})
+    assert unsized.status_code == 413
+
+
+def test_unknown_model_path_and_method(server: RunningServer) -> None:
+    answer = HTTP.post(server.url + CHAT, json=GOOD | {"model": "gpt-4"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "NotFoundError")
+    assert "`gpt-4` does not exist" in answer.json()["error"]["message"]
+    assert HTTP.get(server.url + "/v1/nothing").json()["error"]["code"] == 404
+    wrong = HTTP.get(server.url + CHAT)
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, 405)
+
+
+def test_api_key() -> None:
+    with run_server(config=config_of(api_key="secret")) as server:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
+            answer = HTTP.post(server.url + CHAT, json=GOOD, headers=headers)
+            assert (answer.status_code, answer.json()) == (401, {"error": "Unauthorized"})
+        good = {"authorization": "Bearer secret"}
+        assert HTTP.post(server.url + CHAT, json=GOOD, headers=good).status_code == 200
+        assert HTTP.get(server.url + "/v1/models", headers=good).status_code == 200
+        for path in ("/health", "/metrics", "/version", "/ping"):
+            assert HTTP.get(server.url + path).status_code == 200
+
+
+def test_health_version_load(server: RunningServer) -> None:
+    assert (HTTP.get(server.url + "/health").status_code, HTTP.get(server.url + "/health").content) == (200, b"")
+    assert HTTP.get(server.url + "/version").json() == {"version": "1.2.3"}
+    assert HTTP.get(server.url + "/load").json() == {"server_load": 0}
+
+
+def test_models() -> None:
+    with run_server(config=config_of(served_model_name=("first", "org/alias"))) as server:
+        cards = HTTP.get(server.url + "/v1/models").json()
+        assert cards["object"] == "list"
+        assert [card["id"] for card in cards["data"]] == ["first", "org/alias"]
+        assert cards["data"][0]["max_model_len"] == 512
+        assert cards["data"][0]["root"] == "/models/tiny"
+        assert HTTP.get(server.url + "/v1/models/org/alias").json()["id"] == "org/alias"
+        assert HTTP.get(server.url + "/v1/models/other").status_code == 404
+        assert HTTP.post(server.url + CHAT, json=GOOD | {"model": "org/alias"}).json()["model"] == "first"
+
+
+def test_tokenize_and_detokenize(server: RunningServer) -> None:
+    answer = HTTP.post(server.url + "/tokenize", json={"prompt": "Hi", "return_token_strs": True}).json()
+    assert answer == {"count": 2, "max_model_len": 512, "tokens": [72, 105], "token_strs": ["H", "i"]}
+    chat = HTTP.post(server.url + "/tokenize", json=GOOD).json()
+    assert bytes(chat["tokens"]) == b"<user>Hi<assistant>"
+    assert HTTP.post(server.url + "/detokenize", json={"tokens": [72, 105]}).json() == {"prompt": "Hi"}
+    assert HTTP.post(server.url + "/detokenize", json={"tokens": [300]}).status_code == 400
+    assert HTTP.post(server.url + "/tokenize", json={}).status_code == 400
+
+
+def test_cross_origin(server: RunningServer) -> None:
+    answer = HTTP.options(server.url + CHAT, headers={"origin": "http://page", "access-control-request-method": "POST"})
+    assert answer.headers["access-control-allow-origin"] == "*"
+
+
+def test_metrics_tell_what_happened() -> None:
+    with run_server() as server:
+        for _ in range(2):
+            HTTP.post(server.url + CHAT, json=GOOD)
+        HTTP.post(server.url + CHAT, json=GOOD | {"n": 0})
+        answer = HTTP.get(server.url + "/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    families = {family.name: family for family in text_string_to_metric_families(answer.text)}
+    assert set(families) == {name for metric in METRICS for name in (metric.name, *metric.aliases)}
+    samples = {
+        (s.name, s.labels.get("finished_reason"), s.labels.get("status"), s.labels.get("le")): s.value
+        for family in families.values()
+        for s in family.samples
+    }
+    assert samples["vllm:request_success_total", "stop", None, None] == 2
+    assert samples["vllm:time_to_first_token_seconds_count", None, None, None] == 2
+    assert samples["vllm:inter_token_latency_seconds_count", None, None, None] == 26
+    assert samples["vllm:request_queue_time_seconds_sum", None, None, None] == 1.0
+    assert samples["octavo_decode_seconds_bucket", None, None, "1.0"] == 2
+    assert samples["octavo_http_requests_total", None, "200", None] == 2
+    assert samples["octavo_http_requests_total", None, "400", None] == 1
+    assert samples["octavo_steps_total", None, None, None] == 28
+
+
+def test_address_in_use_is_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match=r"cannot listen at 127\.0\.0\.1"):
+            bind(config_of(port=taken.getsockname()[1]).serving)
+
+
+def test_unix_socket(tmp_path) -> None:
+    path = str(tmp_path / "octavo.sock")
+    for _ in range(2):  # the second time over the file that the first left
+        listener = bind(config_of(uds=path).serving)
+        listener.close()
+
+
+def test_too_many_waiting_is_429() -> None:
+    client = ScriptedClient(max_running=0)
+    with run_server(client, config_of(shutdown_timeout=0.0)) as server:
+        answer = HTTP.post(server.url + "/v1/completions", json={"prompt": ["x"] * 201})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (429, "RateLimitError")
+        assert answer.headers["retry-after"] == "1"

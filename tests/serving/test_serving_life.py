@@ -1,0 +1,148 @@
+"""What happens when clients go, engines fail and servers stop."""
+
+import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.serving.scripted import HTTP, RunningServer, ScriptedClient, config_of, endless, run_server, until
+
+CHAT = "/v1/chat/completions"
+GOOD = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+def idle(server: RunningServer) -> bool:
+    return server.state.engine.live == 0 and server.client.stats().running == 0 and server.client.stats().waiting == 0
+
+
+@pytest.mark.parametrize("extra", [{}, {"n": 4}])
+def test_leaving_a_stream_cancels_it(extra: dict) -> None:
+    with run_server(ScriptedClient(endless, step_seconds=0.01)) as server:
+        with (
+            until(lambda: idle(server)),
+            HTTP.stream("POST", server.url + CHAT, json=GOOD | {"stream": True} | extra) as r,
+        ):
+            next(r.iter_lines())
+        assert len(server.client.cancelled) == 1
+        assert server.client.steps < 400
+
+
+@pytest.mark.parametrize("max_running", [1024, 0])
+def test_leaving_before_the_answer_cancels_it(max_running: int) -> None:
+    client = ScriptedClient(endless, step_seconds=0.01, max_running=max_running)
+    with run_server(client) as server:
+        body = json.dumps(GOOD).encode()
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        address = httpx.URL(server.url)
+        with until(lambda: idle(server)), socket.create_connection((address.host, address.port)) as connection:
+            connection.sendall(head.encode() + body)
+            with until(lambda: server.state.engine.live == 1):
+                pass
+        with until(lambda: len(client.cancelled) == 1):
+            pass
+
+
+def test_nothing_is_cancelled_after_a_normal_end() -> None:
+    with run_server() as server:
+        for stream in (False, True):
+            HTTP.post(server.url + CHAT, json=GOOD | {"stream": stream})
+        assert server.client.cancelled == []
+
+
+def test_a_stop_text_cancels_the_rest() -> None:
+    with run_server(ScriptedClient(endless)) as server:
+        with until(lambda: idle(server)):
+            answer = HTTP.post(server.url + CHAT, json=GOOD | {"stop": ["xxx"]}).json()
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert len(server.client.cancelled) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_failure_before_the_first_token_is_a_status(stream: bool) -> None:
+    with run_server(ScriptedClient(fail_at=0)) as server:
+        answer = HTTP.post(server.url + CHAT, json=GOOD | {"stream": stream})
+        assert answer.status_code == 500
+        assert answer.json()["error"]["type"] == "InternalServerError"
+        assert "Traceback" not in answer.text
+
+
+def test_failure_in_mid_stream_is_an_event() -> None:
+    with run_server(ScriptedClient(fail_at=3)) as server:
+        for path, body in ((CHAT, GOOD), ("/v1/completions", {"prompt": "Hi"})):
+            lines = [x for x in HTTP.post(server.url + path, json=body | {"stream": True}).text.split("\n\n") if x]
+            assert lines[-1] == "data: [DONE]"
+            assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == 500
+            assert 'finish_reason":"' not in "".join(lines)
+            assert idle(server)
+
+
+def test_64_streams_at_once() -> None:
+    with run_server(ScriptedClient(step_seconds=0.002)) as server, httpx.Client(timeout=30) as client:
+
+        def ask(number: int) -> str:
+            body = GOOD | {"stream": True, "seed": number}
+            text = ""
+            with client.stream("POST", server.url + CHAT, json=body) as answer:
+                for line in answer.iter_lines():
+                    if line.startswith("data: {"):
+                        text += json.loads(line[6:])["choices"][0]["delta"].get("content", "")
+            return text
+
+        with ThreadPoolExecutor(64) as pool:
+            assert set(pool.map(ask, range(128))) == {"Hello, world!"}
+        with until(lambda: idle(server)):
+            pass
+
+
+def test_drain_finishes_what_is_under_way() -> None:
+    with run_server(ScriptedClient(step_seconds=0.02)) as server:
+        with HTTP.stream("POST", server.url + CHAT, json=GOOD | {"stream": True}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.stop()
+            with until(lambda: server.state.draining):
+                pass
+            rest = "".join(lines)
+        assert rest.endswith("data: [DONE]")
+        assert '"error"' not in rest
+        server.thread.join(10)
+        assert not server.thread.is_alive()
+        with pytest.raises(httpx.ConnectError):
+            HTTP.get(server.url + "/health")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_drain_ends_what_takes_too_long(stream: bool) -> None:
+    client = ScriptedClient(endless, step_seconds=0.05)
+    with run_server(client, config_of(shutdown_timeout=0.2)) as server:
+        answers: list[httpx.Response] = []
+        body = GOOD | {"stream": stream}
+        thread = threading.Thread(target=lambda: answers.append(HTTP.post(server.url + CHAT, json=body, timeout=20)))
+        thread.start()
+        with until(lambda: server.state.engine.live == 1 and client.steps > 2):
+            pass
+        server.stop()
+        thread.join(10)
+        text = answers[0].text
+        assert answers[0].status_code == (200 if stream else 503)
+        assert "shutting down" in text
+        if stream:
+            assert text.rstrip().endswith("data: [DONE]")
+
+
+def test_a_dead_engine_is_503() -> None:
+    with run_server(ScriptedClient(endless, step_seconds=0.01)) as server:
+
+        def die(timeout: float | None = None) -> list:
+            raise RuntimeError("gone")
+
+        server.client.receive = die  # type: ignore[method-assign]
+        answer = HTTP.post(server.url + CHAT, json=GOOD)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "ServiceUnavailableError")
+        assert HTTP.get(server.url + "/health").status_code == 503
+        assert HTTP.post(server.url + CHAT, json=GOOD).status_code == 503
