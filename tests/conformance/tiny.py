@@ -101,9 +101,7 @@ def decoder(spec, packer, format=None):
                 if rope is not None and rope not in tables:
                     cos, sin = (packer.vector(t).reshape(t.shape) for t in rope_tables(rope, MAX_LEN))
                     tables[rope] = RopeTable(rope.width, cos, sin)
-    places = layer_caches(groups_for(spec))
-    caches = [[places[layer]] if layer in places else [] for layer in range(len(spec.layers))]
-    return Decoder(spec, assemble(spec, RandomTake(packer, format)), caches, tables)
+    return Decoder(spec, assemble(spec, RandomTake(packer, format)), layer_caches(groups_for(spec)), tables)
 
 
 def slot_table(spec, slots=8):
