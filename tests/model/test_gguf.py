@@ -122,13 +122,13 @@ def test_overlapping_and_unaligned_tensors_are_refused(tmp_path):
 
 def test_every_truncation_is_noticed(written, tmp_path):
     whole = written.read_bytes()
-    for length in range(1, len(whole) - 32, 3):  # the last bytes are padding
+    for length in range(1, len(whole) - 32, 5):  # the last bytes are padding
         (tmp_path / "m").write_bytes(whole[:length])
         with pytest.raises(CheckpointError):
             read(tmp_path / "m")
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=250, deadline=None, derandomize=True)
 @given(st.data())
 def test_random_damage_gives_an_error_or_a_sound_file(written, tmp_path_factory, data):
     damaged = bytearray(written.read_bytes())

@@ -135,7 +135,7 @@ def test_quantized_checkpoints_of_other_kinds_are_refused(tmp_path):
 
 
 _MEASURE = """
-import resource, sys
+import sys
 from pathlib import Path
 import numpy as np
 from octavo.model.source import open_model
@@ -143,10 +143,7 @@ from octavo.model.weights import load_decoder
 from tests.model.files import CopyPacker
 
 source = open_model(Path(sys.argv[1]))
-# The peak so far may be of an import; what matters is memory that is there when the load begins.
-status = Path("/proc/self/status").read_text()
-resident = int(status.split("VmRSS:")[1].split()[0])
-Path("/proc/self/clear_refs").write_text("5")
+resident = int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
 loaded = load_decoder(source, CopyPacker(), max_positions=16)
 peak = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 print(peak - resident)
