@@ -44,6 +44,7 @@ class OfflineEngine:
         params: SamplingParams | None,
         priority: int = 0,
         add_special_tokens: bool = True,
+        request_id: str | None = None,
     ) -> GenerationRequest:
         """A request for `stream`.
 
@@ -53,7 +54,7 @@ class OfflineEngine:
         return self.inputs.prepare(
             prompt,
             params,
-            str(next(self._ids)),
+            request_id if request_id is not None else str(next(self._ids)),
             arrival=time.monotonic(),
             priority=priority,
             add_special_tokens=add_special_tokens,
@@ -76,29 +77,56 @@ class OfflineEngine:
         Raises:
             EngineDeadError: the engine was closed.
         """
-        if self._closed:
-            raise EngineDeadError("this engine was closed")
         waiting = deque(requests)
         live: dict[str, int] = {}  # streams without an end, by request
         # Requests beyond this many wait here, so that the engine's own limit on waiting ones never refuses any.
         most = max(1, min(self.config.scheduling.max_waiting, 4 * self.engine.info.max_num_seqs))
-        client, outputs, meter = self.engine.client, self._outputs, self._meter
         try:
             while waiting or live:
                 while waiting and len(live) < most:
-                    self._submit(waiting[0])
                     request = waiting.popleft()
+                    self.submit(request)
                     live[request.id] = request.n
-                steps = client.receive()
-                meter.stepped(steps, client.stats())
-                deltas = outputs.push(steps)
-                if cancels := outputs.take_cancels():
-                    client.cancel(cancels)
-                self._settle(deltas, live)
+                deltas = self.step()
+                _settle(deltas, live)
                 if deltas:
                     yield deltas
         finally:
-            self._abandon(live)
+            self.cancel(sorted(live))
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Hand a request to the engine; `step` brings what comes of it.
+
+        Raises:
+            EngineDeadError: the engine was closed.
+            OverloadedError: too many wait.
+        """
+        if self._closed:
+            raise EngineDeadError("this engine was closed")
+        self.engine.client.submit(request)
+        self._outputs.add(request)
+        self._meter.admitted(request)
+
+    def step(self) -> list[TextDelta]:
+        """Run until something was generated, or nothing is left to do."""
+        client = self.engine.client
+        steps = client.receive()
+        self._meter.stepped(steps, client.stats())
+        deltas = self._outputs.push(steps)
+        if cancels := self._outputs.take_cancels():
+            client.cancel(cancels)
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                self._meter.delivered(delta)
+        return deltas
+
+    def cancel(self, request_ids: Sequence[str]) -> None:
+        """End requests and forget them: every block returns, nothing more comes for them."""
+        for request_id in request_ids:
+            self._outputs.drop(request_id)
+            self._meter.dropped(request_id)
+        if request_ids:
+            self.engine.client.cancel(request_ids)
 
     def close(self) -> None:
         """Release threads; the engine cannot be used any more. May be called twice."""
@@ -106,27 +134,11 @@ class OfflineEngine:
             self._closed = True
             self.engine.close()
 
-    def _submit(self, request: GenerationRequest) -> None:
-        self.engine.client.submit(request)
-        self._outputs.add(request)
-        self._meter.admitted(request)
 
-    def _settle(self, deltas: Sequence[TextDelta], live: dict[str, int]) -> None:
-        """Note which streams have ended."""
-        for delta in deltas:
-            if delta.finish_reason is not None:
-                self._meter.delivered(delta)
-                live[delta.request_id] -= 1
-                if not live[delta.request_id]:
-                    del live[delta.request_id]
-
-    def _abandon(self, live: dict[str, int]) -> None:
-        """Cancel what is unfinished and take in the last outputs, so that every block returns."""
-        if not live:
-            return
-        for request_id in live:
-            self._outputs.drop(request_id)
-            self._meter.dropped(request_id)
-        self.engine.client.cancel(sorted(live))
-        while self.engine.client.receive():
-            pass
+def _settle(deltas: Sequence[TextDelta], live: dict[str, int]) -> None:
+    """Take the streams that have ended out of `live`."""
+    for delta in deltas:
+        if delta.finish_reason is not None:
+            live[delta.request_id] -= 1
+            if not live[delta.request_id]:
+                del live[delta.request_id]

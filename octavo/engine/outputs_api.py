@@ -1,7 +1,7 @@
 """The results of the offline API, with vLLM's names and fields, and how they grow from text deltas."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from octavo.flow.delta import TextDelta
@@ -173,3 +173,20 @@ def named_logprobs(entry: TokenLogprobs, decode: Decode) -> dict[int, Logprob]:
         if token not in named:
             named[token] = Logprob(logprob, rank, decode(token))
     return named
+
+
+def delta_output(collector: RequestCollector, delta: TextDelta) -> RequestOutput:
+    """What one delta brought, as an output of its own (RequestOutputKind.DELTA). `collector` has taken it in already."""
+    whole = collector.output
+    answer = whole.outputs[delta.index]
+    count = len(delta.token_ids)
+    new = CompletionOutput(
+        index=delta.index,
+        text=delta.text,
+        token_ids=list(delta.token_ids),
+        cumulative_logprob=answer.cumulative_logprob,
+        logprobs=answer.logprobs[len(answer.logprobs) - count :] if answer.logprobs is not None else None,
+        finish_reason=answer.finish_reason,
+        stop_reason=answer.stop_reason,
+    )
+    return replace(whole, outputs=[new])

@@ -1,0 +1,129 @@
+"""vLLM's `AsyncLLM`: an async iterator of outputs for each request; the engine runs in a thread of this process."""
+
+import itertools
+import time
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from octavo.config.compatibility import split_foreign
+from octavo.config.engine import EngineConfig
+from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.build import build_engine, locate_model
+from octavo.engine.engine_args import AsyncEngineArgs
+from octavo.engine.frontend import build_frontend
+from octavo.engine.outputs_api import RequestCollector, RequestOutput, delta_output
+from octavo.engine.prompts import PromptType, text_of
+from octavo.engine.threaded import ThreadedEngine
+from octavo.engine.tokenizer_api import ApiTokenizer
+from octavo.engine.transport import Cancel
+from octavo.errors import UnsupportedError
+from octavo.flow.sampling_params import RequestOutputKind, SamplingParams
+from octavo.outputs.logprobs import token_text
+from octavo.telemetry.metrics import MetricsStore, Reading
+
+__all__ = ["AsyncEngineArgs", "AsyncLLM", "AsyncLLMEngine"]
+
+
+class AsyncLLM:
+    """A model in this process for one event loop. Owner: that loop's thread.
+
+    Args:
+        model, options: as `LLM`.
+
+    Raises:
+        UserError: an option, the model or the machine does not fit.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        own, _ = split_foreign(options)
+        config = EngineConfig.from_options(model=model, **own)
+        source = locate_model(config)
+        engine = build_engine(config, source)
+        self._frontend = build_frontend(config, source)
+        self._inputs = self._frontend.inputs(engine.info, shorten_output=True)
+        self._metrics = MetricsStore(self._frontend.name)
+        self._link = ThreadedEngine(engine.client)
+        self._engine = AsyncEngine(self._link, self._frontend.outputs(), self._metrics, config.scheduling.max_waiting)
+        self._ids = itertools.count()
+        self._close_backend = engine.backend.close
+
+    @classmethod
+    def from_engine_args(cls, engine_args: AsyncEngineArgs) -> "AsyncLLM":
+        """As the constructor."""
+        return cls(**engine_args.options)
+
+    async def generate(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        lora_request: object = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Outputs of one prompt as they grow, by `sampling_params.output_kind`. Leaving the loop early cancels it.
+
+        Raises:
+            InvalidRequestError: the prompt, a parameter or the id is wrong.
+            OverloadedError, EngineDeadError: the engine does not take it.
+        """
+        if lora_request is not None:
+            raise UnsupportedError("lora_request is not supported yet; leave it out")
+        name = request_id if request_id is not None else f"octavo-{next(self._ids)}"
+        await self._engine.ready()
+        request = self._inputs.prepare(prompt, sampling_params, name, arrival=time.monotonic(), priority=priority)
+        collector = RequestCollector(request, text_of(prompt), self._decode)
+        kind = sampling_params.output_kind if sampling_params is not None else RequestOutputKind.CUMULATIVE
+        async with self._engine.open(request) as stream:
+            async for deltas in stream:
+                for delta in deltas:
+                    collector.push(delta)
+                    if kind is RequestOutputKind.DELTA:
+                        yield delta_output(collector, delta)
+                whole = kind is RequestOutputKind.CUMULATIVE
+                if whole or (kind is RequestOutputKind.FINAL_ONLY and collector.output.finished):
+                    yield collector.snapshot()
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Cancel requests; their last output has finish_reason "abort". Unknown and finished ids do nothing."""
+        names = (request_id,) if isinstance(request_id, str) else tuple(request_id)
+        if self._link.alive:
+            self._link.send(Cancel(names))
+
+    async def get_tokenizer(self) -> ApiTokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            UnsupportedError: skip_tokenizer_init.
+        """
+        if self._frontend.tokenizer is None:
+            raise UnsupportedError("there is no tokenizer: skip_tokenizer_init was set")
+        return ApiTokenizer(self._frontend.tokenizer, self._frontend.chat_template)
+
+    async def check_health(self) -> None:
+        """Raises:
+        EngineDeadError: the engine does not run.
+        """
+        await self._engine.ready()
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes."""
+        await self._engine.ready()
+        return await self._engine.reset_prefix_cache()
+
+    def get_metrics(self) -> list[Reading]:
+        """Counters, gauges and histograms since the start."""
+        return self._metrics.readings()
+
+    async def close(self) -> None:
+        """End the engine and its threads."""
+        await self._engine.close()
+        self._close_backend()
+
+    def _decode(self, token_id: int) -> str:
+        tokenizer = self._frontend.tokenizer
+        return token_text(tokenizer, token_id) if tokenizer is not None else ""
+
+
+class AsyncLLMEngine(AsyncLLM):
+    """The same under vLLM's older name."""
