@@ -33,6 +33,7 @@ _ALIGN = 64
 _PAGE = 4096
 _SUFFIX, _PARTIAL = ".weights", ".partial"
 _MAX_HEADER = 64 << 20
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 
 
 @runtime_checkable
@@ -281,7 +282,8 @@ def _open(path: Path, key: str) -> CachedWeights:
             raise ValueError("other users can write it")
         if stat.st_size < _HEAD_BYTES:
             raise ValueError("it is too short")
-        mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        # Every page is read at once, by the sums below: one call brings them in, not a fault for every few.
+        mapping = mmap.mmap(descriptor, 0, mmap.MAP_SHARED | _POPULATE, mmap.PROT_READ)
     finally:
         os.close(descriptor)
     data: Bytes = np.frombuffer(mapping, np.uint8)

@@ -158,7 +158,7 @@ def write_gguf(model, path, kind=gguf.GGMLQuantizationType.F32):
             continue
         values = _as_converted(arch, name, tensor.float(), config).contiguous().numpy()
         stored = gguf.GGMLQuantizationType.F32 if values.ndim == 1 or "wpe" in name else kind
-        writer.add_tensor(_gguf_name(arch, name), gguf.quants.quantize(values, stored), raw_dtype=stored)
+        writer.add_tensor(gguf_name(arch, name), gguf.quants.quantize(values, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -216,7 +216,7 @@ def _as_converted(arch, name, tensor, config):
     return tensor
 
 
-def _gguf_name(arch, name):
+def gguf_name(arch, name):
     module, _, kind = name.rpartition(".")
     names = _GGUF_NAMES | (_GEMMA_NAMES if arch == "gemma3" else {})
     for prefix in ("model.layers.", "transformer.h."):
