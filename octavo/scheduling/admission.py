@@ -42,7 +42,7 @@ class Admission:
         """Refuse what cannot be served.
 
         Args:
-            waiting: requests of which nothing has started yet.
+            waiting: requests of which nothing has started yet, beyond those that free slots are there for.
 
         Raises:
             InvalidRequestError: there is nothing to continue.

@@ -89,7 +89,7 @@ class Scheduler:
         """
         if request.id in self._streams:
             raise InvalidRequestError(f"request id {request.id!r} is in use", "request_id")
-        self._admission.check(request, len(self._unstarted))
+        self._admission.check(request, len(self._unstarted) - len(self._free_slots))
         streams = [self._open(request, index) for index in range(request.n)]
         self._streams[request.id] = streams
         self._unstarted.add(request.id)
@@ -178,7 +178,6 @@ class Scheduler:
     def cancel(self, request_id: str, now: float) -> list[SequenceOutput]:
         """End a request's unfinished streams at once; nothing when the id is unknown or finished."""
         del now
-        self._unpark(request_id)
         return [self._end(sequence, FinishReason.ABORT) for sequence in list(self._streams.get(request_id, ()))]
 
     def stats(self) -> SchedulerStats:

@@ -61,6 +61,7 @@ def test_a_prefix_is_found_in_whole_blocks_and_never_all_of_the_prompt():
     assert matched(cache, [*range(7), 99, 98]) == 4
     assert matched(cache, [99, *range(1, 11)]) == 0
     assert matched(cache, list(range(11)), limit=7) == 4
+    assert matched(cache, list(range(8)), limit=8) == 4
 
 
 def test_a_partial_block_is_never_shared():
@@ -134,6 +135,19 @@ def test_reuse_makes_a_prefix_young():
     assert matched(cache, list(range(100, 105))) == 0
 
 
+def test_another_policy_keeps_what_is_reused():
+    cache = manager(blocks=4, eviction=lambda use: (use.hits, use.last))
+    for start in (0, 100):
+        cache.release(compute(cache, list(range(start, start + 4))))
+    reader = compute(cache, [*range(4), 7])
+    cache.publish(reader, [*range(4), 7, 8, 9, 10], 8)
+    cache.release(reader)
+    cache.release(compute(cache, list(range(100, 104))))  # younger, but not a hit: it was computed whole
+    filler = cache.open()
+    cache.reserve(filler, 0, 12)
+    assert matched(cache, list(range(5))) == 4
+
+
 def test_a_window_lets_go_of_what_it_has_passed():
     cache = manager(FULL, window(6), blocks=20)
     held = cache.open()
@@ -163,6 +177,17 @@ def test_a_window_needs_only_the_last_blocks_of_a_prefix():
     assert len(cache.reserve(follower, 32, 1, match)[0]) == 9
     assert follower.tables[1].first == 6
     check_blocks(cache, [held, follower])
+
+
+def test_what_a_window_has_let_go_is_not_published_late():
+    cache = manager(window(5), blocks=4)
+    held = cache.open()
+    for start in range(0, 16, 4):
+        assert cache.reserve(held, start, 4) is not None
+    cache.publish(held, list(range(16)), 16)
+    assert matched(cache, list(range(5))) == 0
+    assert matched(cache, list(range(17))) == 16
+    check_blocks(cache, [held])
 
 
 def test_a_prefix_that_a_window_has_lost_is_not_used():

@@ -3,7 +3,10 @@
 import pytest
 
 from octavo.errors import ConfigError, InternalError, InvalidRequestError, OverloadedError, PromptTooLongError
+from octavo.flow.plan import PlannedRow, SlotArrival
+from octavo.flow.request import Sampling
 from octavo.flow.result import FinishReason, StepResult
+from octavo.scheduling.budget import StepDraft
 from tests.fakes import FULL, oracle, request, window
 from tests.scheduling.driver import Engine
 
@@ -106,6 +109,27 @@ def test_the_lowest_priority_gives_way():
     assert preempted
     assert preempted[0] == 1
     assert 4 not in preempted
+
+
+def test_a_prompt_waits_until_there_is_room_for_all_of_it():
+    engine = Engine(blocks=12, max_num_batched_tokens=4)
+    engine.add(request("old", [1] * 12, 12))
+    for _ in range(3):
+        engine.step()
+    engine.add(request("new", [2] * 32, 4))
+    engine.run()
+    assert engine.loop.stats().preemptions == 0
+
+
+def test_the_tokens_of_a_withdrawn_row_can_be_given_again():
+    draft = StepDraft(5)
+    draft.add(PlannedRow(1, 0, 0, 3, (), False))
+    draft.add(PlannedRow(2, 1, 4, 1, (), True))
+    draft.arrivals[1] = SlotArrival(0, 1, (1, 2, 3), 3, Sampling())
+    assert (draft.withdraw(2), draft.tokens_left) == (False, 2)
+    assert (draft.withdraw(1), draft.tokens_left) == (True, 5)
+    assert (draft.withdraw(1), draft.tokens_left) == (False, 5)
+    assert not draft.rows
 
 
 def test_a_preempted_sequence_comes_back_with_all_its_tokens():
@@ -335,17 +359,26 @@ def test_what_can_never_run_is_refused_with_the_numbers():
 
 def test_a_full_queue_says_when_to_come_back():
     engine = Engine(max_num_seqs=1, max_waiting=20)
-    engine.add(*(request(str(index), [1], 5) for index in range(20)))
+    engine.add(*(request(str(index), [1], 5) for index in range(21)))
     with pytest.raises(OverloadedError, match="20 requests wait") as caught:
         engine.add(request("late", [1]))
     assert caught.value.retry_after == 1.0  # nothing is known yet
-    for _ in range(30):
+    for _ in range(32):
         engine.step()
     engine.add(*(request(f"more{index}", [1], 5) for index in range(6)))
     with pytest.raises(OverloadedError) as caught:
         engine.add(request("late", [1]))
     assert caught.value.retry_after == pytest.approx(5.0 * 20 / 2)
     engine.run()
+
+
+def test_no_waiting_means_a_slot_or_nothing():
+    engine = Engine(max_num_seqs=2, max_waiting=0)
+    engine.add(request("a", [1]), request("b", [1]))
+    with pytest.raises(OverloadedError):
+        engine.add(request("c", [1]))
+    engine.run()
+    engine.add(request("c", [1])).run()
 
 
 def test_limits_that_contradict_each_other():
