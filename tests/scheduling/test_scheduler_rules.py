@@ -112,11 +112,10 @@ def test_the_lowest_priority_gives_way():
 
 
 def test_a_prompt_waits_until_there_is_room_for_all_of_it():
-    engine = Engine(blocks=12, max_num_batched_tokens=4)
+    engine = Engine(blocks=12, max_num_batched_tokens=16)
     engine.add(request("old", [1] * 12, 12))
-    for _ in range(3):
-        engine.step()
-    engine.add(request("new", [2] * 32, 4))
+    engine.step()
+    engine.add(request("new", [2] * 40, 4))
     engine.run()
     assert engine.loop.stats().preemptions == 0
 
