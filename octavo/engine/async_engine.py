@@ -1,6 +1,7 @@
 """Gives each request its own stream of text, over an engine in a thread or in another process."""
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -252,7 +253,7 @@ class AsyncEngine:
                 if delta.request_id not in stream.unfinished:
                     self._forget(delta.request_id)
         if cancels := self._outputs.take_cancels():
-            self._link.send(Cancel(tuple(cancels)))
+            self._cancel(tuple(cancels))
 
     def _handle_refusal(self, request_id: str, error: OctavoError) -> None:
         stream = self._streams.get(request_id)
@@ -262,7 +263,7 @@ class AsyncEngine:
 
     def _handle_death(self, reason: str) -> None:
         self.stats = EngineStats()
-        self.meter.restarted()
+        self.meter.lost()
         self._fail_all(f"the engine stopped: {reason}")
 
     def _fail_all(self, reason: str) -> None:
@@ -277,8 +278,13 @@ class AsyncEngine:
         for request_id in gone:
             self.meter.dropped(request_id)
             self._forget(request_id)
-        if gone and self._link.alive:
-            self._link.send(Cancel(gone))
+        if gone:
+            self._cancel(gone)
+
+    def _cancel(self, request_ids: tuple[str, ...]) -> None:
+        # An engine that is gone has cancelled everything.
+        with contextlib.suppress(EngineDeadError):
+            self._link.send(Cancel(request_ids))
 
     def _forget(self, request_id: str) -> None:
         del self._streams[request_id]

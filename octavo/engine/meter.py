@@ -95,9 +95,9 @@ class EngineMeter:
         for _ in self._live.pop(request_id, {}):
             self._sink.add(metrics.REQUESTS_FINISHED, labels=("abort",))
 
-    def restarted(self) -> None:
-        """A new engine counts from zero."""
-        self._sink.add(metrics.ENGINE_RESTARTS)
+    def lost(self) -> None:
+        """The engine ended; the next one counts from zero."""
+        self._sink.add(metrics.ENGINE_DEATHS)
         self._last = EngineStats()
 
     def _read(self, stats: EngineStats) -> None:

@@ -20,6 +20,7 @@ from octavo.engine.transport import (
     Channel,
     Configure,
     Failed,
+    Hello,
     Ready,
     ToEngine,
 )
@@ -50,6 +51,7 @@ def main(arguments: list[str], build: Build) -> int:
     _die_with(parent)
     channel = Channel(address, bind=False, receives=TO_ENGINE)
     try:
+        channel.send(Hello())
         message = channel.receive() if channel.wait(_CONFIGURE_SECONDS) else None
         if not isinstance(message, Configure):
             return 1

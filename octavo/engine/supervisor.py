@@ -15,6 +15,7 @@ from octavo.engine.transport import (
     Channel,
     Configure,
     Failed,
+    Hello,
     Ready,
     Shutdown,
     SocketDirectory,
@@ -159,6 +160,7 @@ class _Life:
         on_death: Callable[[str], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._config = config
         self._on_message = on_message
         self._on_death = on_death
         self._channel = Channel(address, bind=True, receives=TO_FRONTEND)
@@ -171,7 +173,6 @@ class _Life:
         # The pipe at its standard input tells the child when this process is gone.
         self.process = subprocess.Popen([*command, address, str(os.getpid())], stdin=subprocess.PIPE)
         self._loop.add_reader(self._channel.fileno(), self._read)
-        self._channel.send(Configure(config))
         threading.Thread(target=self._wait, name="octavo-engine-watch", daemon=True).start()
 
     def send(self, message: ToEngine) -> None:
@@ -182,10 +183,10 @@ class _Life:
     async def end(self) -> None:
         """Ask the process to end, and make it when it does not; then close the channel."""
         if not self.over:
-            self._channel.send(Shutdown())
             try:
+                self._channel.send(Shutdown())
                 await asyncio.wait_for(asyncio.shield(self.gone), _SHUTDOWN_SECONDS)
-            except asyncio.TimeoutError:
+            except (asyncio.TimeoutError, EngineDeadError):
                 self.process.kill()
                 await self.gone
         self._close()
@@ -200,7 +201,9 @@ class _Life:
             self.process.kill()
 
     def _take(self, message: ToFrontend) -> None:
-        if isinstance(message, Ready):
+        if isinstance(message, Hello):
+            self._channel.send(Configure(self._config))
+        elif isinstance(message, Ready):
             if not self.ready.done():
                 self.ready.set_result(message.info)
         elif isinstance(message, Failed):

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -12,7 +13,7 @@ import zmq
 from octavo import errors
 from octavo.config.engine import EngineConfig
 from octavo.engine.client import EngineInfo, EngineStats
-from octavo.errors import InternalError, OctavoError
+from octavo.errors import EngineDeadError, InternalError, OctavoError
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import SequenceOutput
 from octavo.flow.wire import MAX_BYTES, WireDecoder, WireEncoder
@@ -22,7 +23,7 @@ _MAX_SOCKET_PATH = 100
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure"):
-    """Frontend to engine, first: what to build. Sent over the socket so that no secret is in the process list."""
+    """Frontend to engine, after `Hello`: what to build. Sent over the socket so that no secret is in the process list."""
 
     config: EngineConfig
 
@@ -45,6 +46,10 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Frontend to engine: end now."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """Engine to frontend, first: it is there and waits for `Configure`."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -82,10 +87,10 @@ class CacheWasReset(msgspec.Struct, frozen=True, tag="was_reset"):
 
 
 ToEngine = Configure | Submit | Cancel | ResetPrefixCache | Shutdown
-ToFrontend = Ready | Failed | Outputs | Refused | CacheWasReset
+ToFrontend = Hello | Ready | Failed | Outputs | Refused | CacheWasReset
 
 TO_ENGINE: tuple[type[ToEngine], ...] = (Configure, Submit, Cancel, ResetPrefixCache, Shutdown)
-TO_FRONTEND: tuple[type[ToFrontend], ...] = (Ready, Failed, Outputs, Refused, CacheWasReset)
+TO_FRONTEND: tuple[type[ToFrontend], ...] = (Hello, Ready, Failed, Outputs, Refused, CacheWasReset)
 
 Received = TypeVar("Received")
 
@@ -139,6 +144,8 @@ class Channel(Generic[Received]):
     def __init__(self, address: str, *, bind: bool, receives: Sequence[type[Received]]) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PAIR)
+        # A channel that an exception left open must not keep the process from ending.
+        weakref.finalize(self, self._context.destroy, 0)
         # What is on the way is bounded by the requests admitted, so neither side ever blocks in a send.
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
@@ -156,8 +163,15 @@ class Channel(Generic[Received]):
         return int(self._socket.getsockopt(zmq.FD))
 
     def send(self, message: object) -> None:
-        """Put a message on its way; never blocks."""
-        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        """Put a message on its way; never blocks.
+
+        Raises:
+            EngineDeadError: nobody is at the other end.
+        """
+        try:
+            self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            raise EngineDeadError("the engine process is not there") from None
 
     def receive(self) -> Received | None:
         """The next message; None when there is none yet."""

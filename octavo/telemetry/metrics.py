@@ -216,7 +216,7 @@ REQUEST_CHOICES = Metric(
     ("vllm:request_params_n",),
     buckets=CHOICES_BUCKETS,
 )
-ENGINE_RESTARTS = Metric("octavo_engine_restarts", "counter", "restarts", "Times the engine process was started again.")
+ENGINE_DEATHS = Metric("octavo_engine_deaths", "counter", "deaths", "Times the engine ended without being told to.")
 HTTP_REQUESTS = Metric(
     "octavo_http_requests",
     "counter",
@@ -231,7 +231,7 @@ METRICS: tuple[Metric, ...] = (
     *(FIRST_TOKEN_SECONDS, INTER_TOKEN_SECONDS, TOKEN_SECONDS, END_TO_END_SECONDS),
     *(QUEUE_SECONDS, PREFILL_SECONDS, DECODE_SECONDS, INFERENCE_SECONDS),
     *(REQUEST_PROMPT_TOKENS, REQUEST_GENERATION_TOKENS, REQUEST_MAX_TOKENS, REQUEST_CHOICES),
-    *(ENGINE_RESTARTS, HTTP_REQUESTS),
+    *(ENGINE_DEATHS, HTTP_REQUESTS),
 )
 
 

@@ -7,7 +7,8 @@ import httpx
 import openai
 import pytest
 
-from tests.serving.scripted import HTTP, RunningServer, ScriptedClient, run_server, say
+from tests.serving.scripted import HTTP, RunningServer, run_server
+from tests.serving.scripted_engine import ScriptedClient, say
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 

@@ -8,7 +8,8 @@ import httpx
 import openai
 import pytest
 
-from tests.serving.scripted import HTTP, RunningServer, ScriptedClient, endless, run_server
+from tests.serving.scripted import HTTP, RunningServer, run_server
+from tests.serving.scripted_engine import ScriptedClient, endless
 
 
 @pytest.fixture(scope="module")

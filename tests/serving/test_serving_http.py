@@ -10,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from octavo.errors import ConfigError
 from octavo.serving.server import bind
 from octavo.telemetry.metrics import METRICS
-from tests.serving.scripted import HTTP, RunningServer, ScriptedClient, config_of, run_server
+from tests.serving.scripted import HTTP, RunningServer, config_of, run_server
+from tests.serving.scripted_engine import ScriptedClient
 
 CHAT = "/v1/chat/completions"
 GOOD = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.serving.scripted import HTTP, RunningServer, ScriptedClient, config_of, endless, run_server, until
+from tests.serving.scripted import HTTP, RunningServer, config_of, run_server, until
+from tests.serving.scripted_engine import ScriptedClient, endless
 
 CHAT = "/v1/chat/completions"
 GOOD = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -1,0 +1,248 @@
+"""The engine process, its wire, and what its supervisor makes of its ends."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from octavo.config.engine import EngineConfig, ModelConfig, TelemetryConfig
+from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.client import EngineStats
+from octavo.engine.supervisor import EngineSupervisor
+from octavo.engine.transport import TO_ENGINE, TO_FRONTEND, Cancel, Configure, Outputs, SocketDirectory, Submit
+from octavo.errors import EngineDeadError, InternalError, ModelNotFoundError
+from octavo.flow.delta import TextDelta
+from octavo.flow.request import GenerationRequest, Sampling, Stopping
+from octavo.flow.result import FinishReason, SequenceOutput, SequenceTimes, TokenLogprobs
+from octavo.flow.wire import VERSION, WireDecoder, WireEncoder, WireError
+from octavo.outputs.processor import OutputProcessor
+from octavo.telemetry import metrics
+from octavo.telemetry.metrics import MetricsStore
+from tests.serving.scripted_engine import ByteTokenizer
+
+ROOT = Path(__file__).parents[2]
+COMMAND = (sys.executable, "-m", "tests.serving.engine_process")
+ENDS = 256
+
+
+def request(name: str = "r", max_tokens: int = 100, n: int = 1) -> GenerationRequest:
+    return GenerationRequest(name, (72, 105), Sampling(), Stopping(max_tokens), n=n)
+
+
+def run(test: Callable[[AsyncEngine, EngineSupervisor], Coroutine[Any, Any, None]], model: str = "hello") -> None:
+    """Run a test with an engine process that is ready; afterwards nothing is left of it."""
+
+    async def main() -> None:
+        supervisor = supervisor_of(model)
+        engine = AsyncEngine(supervisor, OutputProcessor(ByteTokenizer()), MetricsStore())
+        try:
+            await engine.ready()
+            await test(engine, supervisor)
+        finally:
+            process = supervisor.process_id
+            await engine.close()
+            assert process is None or not psutil.pid_exists(process)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def supervisor_of(model: str, restarts: int = 1) -> EngineSupervisor:
+    config = EngineConfig(model=ModelConfig(model=model), telemetry=TelemetryConfig(log_level="error"))
+    return EngineSupervisor(config, COMMAND, max_restarts=restarts)
+
+
+async def text_of(engine: AsyncEngine, wanted: GenerationRequest) -> tuple[str, FinishReason | None]:
+    deltas: list[TextDelta] = [delta async for delta in engine.generate(wanted)]
+    return "".join(delta.text for delta in deltas), deltas[-1].finish_reason
+
+
+def test_text_comes_through_the_process() -> None:
+    async def test(engine: AsyncEngine, supervisor: EngineSupervisor) -> None:
+        assert engine.info.max_model_len == 512
+        assert await text_of(engine, request()) == ("Hello, world!", FinishReason.STOP)
+        both = await asyncio.gather(*(text_of(engine, request(f"r{i}", max_tokens=5)) for i in range(20)))
+        assert set(both) == {("Hello", FinishReason.LENGTH)}
+        assert await engine.reset_prefix_cache()
+        assert engine.live == 0
+
+    run(test)
+
+
+def test_closing_a_stream_cancels_it() -> None:
+    async def test(engine: AsyncEngine, supervisor: EngineSupervisor) -> None:
+        async with engine.open(request()) as stream:
+            await anext(stream)
+        while engine.stats.running:
+            await asyncio.sleep(0.01)
+        assert engine.live == 0
+
+    run(test, "endless")
+
+
+def test_a_killed_engine_ends_its_requests_and_comes_back() -> None:
+    async def test(engine: AsyncEngine, supervisor: EngineSupervisor) -> None:
+        async with engine.open(request(max_tokens=500)) as stream:
+            await anext(stream)
+            assert supervisor.process_id is not None
+            os.kill(supervisor.process_id, signal.SIGKILL)
+            with pytest.raises(EngineDeadError, match="killed by signal 9"):
+                async for _ in stream:
+                    pass
+        assert not engine.healthy
+        with pytest.raises(EngineDeadError):
+            engine.open(request())
+        while not engine.healthy:
+            await asyncio.sleep(0.02)
+        assert await text_of(engine, request("again", max_tokens=3)) == ("xxx", FinishReason.LENGTH)
+
+    run(test, "endless")
+
+
+def test_restarts_are_bounded() -> None:
+    async def main() -> None:
+        supervisor = supervisor_of("hello", restarts=0)
+        engine = AsyncEngine(supervisor, OutputProcessor(ByteTokenizer()), sink := MetricsStore())
+        await engine.ready()
+        assert supervisor.process_id is not None
+        os.kill(supervisor.process_id, signal.SIGKILL)
+        while engine.healthy:
+            await asyncio.sleep(0.01)
+        assert sink.value(metrics.ENGINE_DEATHS) == 1
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        ("missing", ModelNotFoundError, r"^no model here; looked in /nowhere$"),
+        ("bug", InternalError, "something unforeseen"),
+        ("crash", EngineDeadError, "exit status 3"),
+    ],
+)
+def test_why_it_does_not_start(model: str, error: type[Exception], message: str, capfd) -> None:
+    async def main() -> None:
+        supervisor = supervisor_of(model)
+        with pytest.raises(error, match=message):
+            await supervisor.ready()
+        await supervisor.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    if model == "missing":
+        assert capfd.readouterr().err == ""
+
+
+def test_the_engine_dies_with_its_frontend() -> None:
+    script = textwrap.dedent(
+        """
+        import asyncio, os, sys
+        from tests.serving.test_serving_process import supervisor_of
+        async def main():
+            supervisor = supervisor_of("endless")
+            await supervisor.ready()
+            print(supervisor.process_id, flush=True)
+            os._exit(0)
+        asyncio.run(main())
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    pid = int(done.stdout)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=10)
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_signals_to_the_group_leave_it_to_the_frontend() -> None:
+    async def test(engine: AsyncEngine, supervisor: EngineSupervisor) -> None:
+        assert supervisor.process_id is not None
+        os.kill(supervisor.process_id, signal.SIGINT)
+        os.kill(supervisor.process_id, signal.SIGTERM)
+        assert await text_of(engine, request()) == ("Hello, world!", FinishReason.STOP)
+
+    run(test)
+
+
+def test_an_idle_engine_sleeps() -> None:
+    async def test(engine: AsyncEngine, supervisor: EngineSupervisor) -> None:
+        await text_of(engine, request())
+        process = psutil.Process(supervisor.process_id)
+        before = process.cpu_times()
+        await asyncio.sleep(0.5)
+        after = process.cpu_times()
+        assert after.user + after.system - before.user - before.system < 0.1
+
+    run(test)
+
+
+def test_sockets_are_private() -> None:
+    directory = SocketDirectory()
+    path = Path(directory.address(0).removeprefix("ipc://")).parent
+    assert path.stat().st_mode & 0o777 == 0o700
+    directory.close()
+    assert not path.exists()
+
+
+MESSAGES_TO_ENGINE = [
+    Configure(EngineConfig(model=ModelConfig(model="x", max_model_len=5))),
+    Submit(
+        GenerationRequest(
+            "id",
+            (1, 2),
+            Sampling(0.5, logit_bias=((1, 2.0),), seed=2**64 - 1),
+            Stopping(3, stop_token_ids=frozenset({7})),
+            stop=("a",),
+        )
+    ),
+    Cancel(("a", "b")),
+]
+MESSAGES_TO_FRONTEND = [
+    Outputs(
+        [
+            SequenceOutput("id", 0, (5,)),
+            SequenceOutput(
+                "id",
+                1,
+                (),
+                (TokenLogprobs((1, 2), (-0.5, float("-inf")), 1),),
+                finish_reason=FinishReason.ABORT,
+                times=SequenceTimes(1.0, 2.0, 3.0, 4.0, 1),
+            ),
+        ],
+        EngineStats(running=1),
+    )
+]
+
+
+@pytest.mark.parametrize("types", ["engine", "frontend"])
+def test_messages_survive_the_wire(types: str) -> None:
+    messages, known = (MESSAGES_TO_ENGINE, TO_ENGINE) if types == "engine" else (MESSAGES_TO_FRONTEND, TO_FRONTEND)
+    encoder, decoder = WireEncoder(), WireDecoder(known)
+    for message in messages:
+        assert decoder.decode(encoder.encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x80\x04\x95",
+        bytes([VERSION + 1]) + msgspec.msgpack.encode(["shutdown"]),
+        bytes([VERSION]),
+        bytes([VERSION]) + b"\xdd\xff\xff\xff\xff",
+        bytes([VERSION]) + b"\x91" * 100_000,
+        bytes([VERSION]) + msgspec.msgpack.encode({"type": "nothing"}),
+        bytes([VERSION]) + msgspec.msgpack.encode({"type": "cancel", "request_ids": 5}),
+    ],
+)
+def test_other_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(WireError):
+        WireDecoder(TO_ENGINE).decode(data)
