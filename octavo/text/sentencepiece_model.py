@@ -1,6 +1,7 @@
 """A SentencePiece BPE vocabulary (pieces with scores) as a `tokenizers` backend with the same ids."""
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tokenizers import AddedToken, decoders, normalizers
@@ -12,6 +13,9 @@ from octavo.text.pieces import SPACE_MARK, add_tokens
 
 # Kinds of piece, numbered as in GGUF's tokenizer.ggml.token_type.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+
+
+_BPE_MODEL = 2
 
 
 class Piece(NamedTuple):
@@ -59,6 +63,82 @@ def sentencepiece_backend(pieces: Sequence[Piece], add_space_prefix: bool) -> Li
     ]
     add_tokens(backend, [*special, *plain])
     return backend
+
+
+class SentencePieceFile(NamedTuple):
+    """What a tokenizer.model holds."""
+
+    pieces: list[Piece]
+    is_bpe: bool
+    add_dummy_prefix: bool
+
+
+def read_sentencepiece(data: bytes) -> SentencePieceFile:
+    """Read the protobuf message of a tokenizer.model.
+
+    Format: sentencepiece_model.proto of google/sentencepiece; fields other than the ones named here are passed over.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    pieces: list[Piece] = []
+    model_type, dummy_prefix = 1, 1
+    try:
+        for number, value in _fields(data):
+            if number == 1:
+                piece = dict(_fields(_message(value)))
+                score = struct.unpack("<f", _message(piece.get(2, bytes(4))))[0]
+                pieces.append(Piece(_message(piece[1]).decode(), score, _number(piece.get(3, NORMAL))))
+            elif number == 2:
+                model_type = _number(dict(_fields(_message(value))).get(3, model_type))
+            elif number == 3:
+                dummy_prefix = _number(dict(_fields(_message(value))).get(3, dummy_prefix))
+    except (IndexError, KeyError, ValueError, TypeError, struct.error) as error:
+        raise CheckpointError(f"the SentencePiece model is damaged: {error}") from None
+    return SentencePieceFile(pieces, model_type == _BPE_MODEL, bool(dummy_prefix))
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and value of each field of a protobuf message."""
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        number, wire = key >> 3, key & 7
+        if wire == 0:
+            value, at = _varint(data, at)
+            yield number, value
+            continue
+        if wire == 2:
+            size, at = _varint(data, at)
+        else:
+            size = {1: 8, 5: 4}[wire]
+        if at + size > len(data):
+            raise ValueError("a field is longer than the file")
+        yield number, data[at : at + size]
+        at += size
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 64, 7):
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError("a number is too long")
+
+
+def _message(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise TypeError("a number where bytes were expected")
+    return value
+
+
+def _number(value: int | bytes) -> int:
+    if not isinstance(value, int):
+        raise TypeError("bytes where a number was expected")
+    return value
 
 
 def _marked(piece: Piece) -> str:

@@ -11,8 +11,10 @@ from tokenizers.processors import TemplateProcessing
 
 from octavo.errors import CheckpointError, InvalidRequestError
 from octavo.text.pieces import Spelling, add_tokens, spelling_of
-from octavo.text.vocabulary_files import SpecialTokens, build_backend, read_json
+from octavo.text.vocabulary_files import SpecialTokens, build_backend, read_json, tokenizer_json
 
+# What Llama's directories leave unsaid.
+_SENTENCEPIECE_SETTINGS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
 _REPLACEMENT_MARGIN = 4  # normalization to composed characters shrinks a text by less than this
 
 
@@ -82,7 +84,7 @@ class LibraryTokenizer:
         """
         try:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError:
+        except (UnicodeEncodeError, TypeError):  # the library reports a lone surrogate as a wrong type
             raise InvalidRequestError("the text is not valid Unicode: it has a lone surrogate", "prompt") from None
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -140,10 +142,15 @@ def load_tokenizer_file(path: Path, config: Mapping[str, Any] | None = None) -> 
     """
     directory = path if path.is_dir() else path.parent
     settings = {**read_json(directory / "special_tokens_map.json"), **read_json(directory / "tokenizer_config.json")}
+    fast = tokenizer_json(directory, path)
+    backend = build_backend(directory, fast, settings)
+    if fast is None and not (directory / "vocab.json").is_file():
+        settings = {**_SENTENCEPIECE_SETTINGS, **settings}
     special = SpecialTokens.read(settings)
-    backend = build_backend(directory, path, settings)
     _add_listed_tokens(backend, settings, special, read_json(directory / "added_tokens.json"))
-    _set_affixes(backend, settings, special)
+    if fast is None:
+        # As in transformers 5: a tokenizer.json decides alone, whatever tokenizer_config.json says.
+        _set_affixes(backend, settings, special)
     model = config or {}
     eos = _ids(backend, special.tokens.get("eos_token"), model.get("eos_token_id"))
     bos = _ids(backend, special.tokens.get("bos_token"), model.get("bos_token_id"))
@@ -190,10 +197,7 @@ def _added_token(value: Mapping[str, Any]) -> AddedToken:
 
 
 def _set_affixes(backend: LibraryBackend, settings: Mapping[str, Any], special: SpecialTokens) -> None:
-    """BOS and EOS rules: an explicit setting beats the post-processor of tokenizer.json, as in transformers 5."""
-    explicit = "add_bos_token" in settings or "add_eos_token" in settings
-    if not explicit and backend.post_processor is not None:
-        return
+    """BOS and EOS rules of tokenizer_config.json, for vocabularies that bring no post-processor of their own."""
     bos, eos = special.tokens.get("bos_token"), special.tokens.get("eos_token")
     before = [bos] if settings.get("add_bos_token") and bos is not None else []
     after = [eos] if settings.get("add_eos_token") and eos is not None else []

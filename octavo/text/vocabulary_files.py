@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,11 +12,10 @@ from tokenizers.models import BPE
 
 from octavo.errors import CheckpointError, UnsupportedError
 from octavo.text.pieces import add_tokens
-from octavo.text.sentencepiece_model import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Piece, sentencepiece_backend
+from octavo.text.sentencepiece_model import read_sentencepiece, sentencepiece_backend
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token, in directories that name none
-_PROTO_KINDS = {1: NORMAL, 2: UNKNOWN, 3: CONTROL, 4: USER_DEFINED, 5: NORMAL, 6: BYTE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +56,20 @@ def read_json(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def build_backend(directory: Path, path: Path, settings: Mapping[str, Any]) -> LibraryBackend:
-    """The vocabulary of `path` when that is a tokenizer.json, else of the best file in `directory`.
+def tokenizer_json(directory: Path, path: Path) -> Path | None:
+    """`path` itself where that is a .json file, or the directory's tokenizer.json, or None."""
+    fast = path if path.suffix == ".json" else directory / "tokenizer.json"
+    return fast if fast.is_file() else None
+
+
+def build_backend(directory: Path, fast: Path | None, settings: Mapping[str, Any]) -> LibraryBackend:
+    """The vocabulary of the tokenizer.json `fast`, else of the best file in `directory`.
 
     Raises:
         CheckpointError: none there, or damaged.
         UnsupportedError: only a kind that Octavo does not read.
     """
-    fast = path if path.suffix == ".json" else directory / "tokenizer.json"
-    if fast.is_file():
+    if fast is not None:
         return _from_tokenizer_json(fast)
     if (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
         return _from_vocab_and_merges(directory, settings)
@@ -115,19 +118,9 @@ def _from_vocab_and_merges(directory: Path, settings: Mapping[str, Any]) -> Libr
 
 
 def _from_sentencepiece(path: Path, settings: Mapping[str, Any]) -> LibraryBackend:
-    """SentencePiece's own file, through its library's protobuf reader."""
-    try:
-        proto: Any = import_module("sentencepiece.sentencepiece_model_pb2").ModelProto()
-    except ImportError:
-        raise UnsupportedError(
-            f"{path} needs the packages `sentencepiece` and `protobuf`; or add a tokenizer.json to the directory"
-        ) from None
-    try:
-        proto.ParseFromString(path.read_bytes())
-    except Exception as error:  # protobuf's DecodeError, which is not importable without it
-        raise CheckpointError(f"{path} is not a SentencePiece model: {error}") from None
-    if proto.trainer_spec.model_type != 2:
+    """SentencePiece's own file, as Llama's and Gemma's first directories have it."""
+    model = read_sentencepiece(path.read_bytes())
+    if not model.is_bpe:
         raise UnsupportedError(f"{path}: only SentencePiece models of the BPE kind are supported; add a tokenizer.json")
-    pieces = [Piece(p.piece, p.score, _PROTO_KINDS[p.type]) for p in proto.pieces]
-    prefix = bool(settings.get("add_prefix_space", proto.normalizer_spec.add_dummy_prefix))
-    return sentencepiece_backend(pieces, add_space_prefix=prefix)
+    prefix = bool(settings.get("add_prefix_space", model.add_dummy_prefix))
+    return sentencepiece_backend(model.pieces, add_space_prefix=prefix)

@@ -1,12 +1,20 @@
 """Tokenizers from GGUF metadata give the ids of the originals: checked against SentencePiece and a plain BPE."""
 
-import struct
 from functools import cache
+from itertools import pairwise
 
 import pytest
 import regex
 import sentencepiece
-from vocabularies import gemma, gemma_metadata, random_texts, small_llama_metadata, smol, smol_metadata
+from vocabularies import (
+    gemma,
+    gemma_metadata,
+    random_texts,
+    sentencepiece_bytes,
+    small_llama_metadata,
+    smol,
+    smol_metadata,
+)
 
 from octavo.errors import CheckpointError, UnsupportedError
 from octavo.text.gguf_vocabulary import tokenizer_from_metadata
@@ -31,7 +39,7 @@ def plain_bpe(text: str) -> list[int]:
         for word in regex.findall(words, part):
             symbols = [letters[byte] for byte in word.encode()]
             while len(symbols) > 1:
-                rank, at = min((ranks.get(pair, 1 << 60), i) for i, pair in enumerate(zip(symbols, symbols[1:])))
+                rank, at = min((ranks.get(pair, 1 << 60), i) for i, pair in enumerate(pairwise(symbols)))
                 if rank == 1 << 60:
                     break
                 symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
@@ -40,26 +48,8 @@ def plain_bpe(text: str) -> list[int]:
 
 
 def sentencepiece_model(metadata: dict, add_space_prefix: bool) -> sentencepiece.SentencePieceProcessor:
-    """The original library on the same pieces; the model file is protobuf, written by hand."""
-
-    def varint(value: int) -> bytes:
-        low = value & 0x7F
-        return bytes([low]) if value < 0x80 else bytes([low | 0x80]) + varint(value >> 7)
-
-    def sized(number: int, content: bytes) -> bytes:
-        return varint(number << 3 | 2) + varint(len(content)) + content
-
-    pieces = zip(*(metadata["tokenizer.ggml." + key] for key in ("tokens", "scores", "token_type")), strict=True)
-    parts = []
-    for token, score, kind in pieces:
-        unknown = token == "<unk>"
-        text = token.replace(" ", "\u2581") if kind == 4 else token
-        kind = 2 if unknown else kind
-        parts.append(sized(1, sized(1, text.encode()) + b"\x15" + struct.pack("<f", score) + b"\x18" + varint(kind)))
-    # trainer_spec: BPE, byte fallback; normalizer_spec: identity, spaces kept and marked.
-    parts.append(sized(2, b"\x18\x02" + varint(35 << 3) + b"\x01"))
-    parts.append(sized(3, sized(1, b"identity") + b"\x18" + bytes([add_space_prefix]) + b"\x20\x00\x28\x01"))
-    return sentencepiece.SentencePieceProcessor(model_proto=b"".join(parts))
+    """The original library on the same pieces."""
+    return sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_bytes(metadata, add_space_prefix))
 
 
 @cache

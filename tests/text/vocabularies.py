@@ -135,3 +135,26 @@ def small_llama_metadata(**changes) -> dict:
         "tokenizer.ggml.eos_token_id": 2,
     }
     return {**metadata, **{"tokenizer.ggml." + key: value for key, value in changes.items()}}
+
+
+def sentencepiece_bytes(metadata: dict, add_space_prefix: bool) -> bytes:
+    """A tokenizer.model with the pieces of GGUF metadata: protobuf, written by hand."""
+
+    def varint(value: int) -> bytes:
+        low = value & 0x7F
+        return bytes([low]) if value < 0x80 else bytes([low | 0x80]) + varint(value >> 7)
+
+    def sized(number: int, content: bytes) -> bytes:
+        return varint(number << 3 | 2) + varint(len(content)) + content
+
+    pieces = zip(*(metadata["tokenizer.ggml." + key] for key in ("tokens", "scores", "token_type")), strict=True)
+    parts = []
+    for token, score, kind in pieces:
+        unknown = token == "<unk>"
+        text = token.replace(" ", "\u2581") if kind == 4 else token
+        kind = 2 if unknown else kind
+        parts.append(sized(1, sized(1, text.encode()) + b"\x15" + struct.pack("<f", score) + b"\x18" + varint(kind)))
+    # trainer_spec: BPE, byte fallback; normalizer_spec: identity, spaces kept and marked.
+    parts.append(sized(2, b"\x18\x02" + varint(35 << 3) + b"\x01"))
+    parts.append(sized(3, sized(1, b"identity") + b"\x18" + bytes([add_space_prefix]) + b"\x20\x00\x28\x01"))
+    return b"".join(parts)
