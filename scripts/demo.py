@@ -137,10 +137,8 @@ def memory_of(pid: int) -> int:
 def show_next(address: str) -> None:
     """What a newcomer may do now."""
     octavo = Path(sys.executable).parent / "octavo"
-    try:
+    if Path.cwd() in octavo.parents:
         octavo = octavo.relative_to(Path.cwd())
-    except ValueError:
-        pass
     print(f"  address   {address}   (OpenAI-compatible: base_url={address}/v1, any API key)")
     print("  try next")
     print(f"    {octavo} chat                 talk to the model here in the terminal")

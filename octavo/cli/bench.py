@@ -61,7 +61,9 @@ def run(arguments: Sequence[str]) -> int:
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("load")
     group.add_argument("--url", metavar="URL", help="measure the server at this address, e.g. http://127.0.0.1:8000")
-    group.add_argument("--requests", type=int, default=32, metavar="N", help="prompts of the throughput run (default: 32)")
+    group.add_argument(
+        "--requests", type=int, default=32, metavar="N", help="prompts of the throughput run (default: 32)"
+    )
     group.add_argument("--prompt-tokens", type=int, default=128, metavar="N", help="length of a prompt (default: 128)")
     group.add_argument("--output-tokens", type=int, default=64, metavar="N", help="length of an answer (default: 64)")
     group.add_argument(
@@ -75,7 +77,9 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 def table(lines: Sequence[Line]) -> Iterator[str]:
     """The result for people."""
-    yield f"{'':22} {'requests':>8} {'first token ms':>16} {'per token ms':>16} {'prompt tok/s':>13} {'output tok/s':>13}"
+    yield (
+        f"{'':22} {'requests':>8} {'first token ms':>16} {'per token ms':>16} {'prompt tok/s':>13} {'output tok/s':>13}"
+    )
     yield f"{'':22} {'':>8} {'median     p99':>16} {'median     p99':>16}"
     for line in lines:
         yield (

@@ -18,7 +18,9 @@ def measure_offline(config: EngineConfig, load: Load) -> Iterator[Line]:
     try:
         room = engine.engine.info.max_model_len
         if load.prompt_tokens + load.output_tokens > room:
-            raise ConfigError(f"prompts and answers of {load.prompt_tokens} + {load.output_tokens} exceed {room} tokens")
+            raise ConfigError(
+                f"prompts and answers of {load.prompt_tokens} + {load.output_tokens} exceed {room} tokens"
+            )
         random = Random(0)
         _measure(engine, "warm-up", [_request(engine, random, 16, 4)])
         alone = [_request(engine, random, load.prompt_tokens, load.output_tokens)]

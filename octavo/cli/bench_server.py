@@ -15,7 +15,20 @@ from octavo.cli.bench import Line, Load, summary
 from octavo.config.environment import read_environment
 from octavo.errors import ConfigError, OctavoError
 
-_WORDS = ("river", "stone", "light", "garden", "engine", "paper", "winter", "market", "signal", "harbour", "silver", "moss")
+_WORDS = (
+    "river",
+    "stone",
+    "light",
+    "garden",
+    "engine",
+    "paper",
+    "winter",
+    "market",
+    "signal",
+    "harbour",
+    "silver",
+    "moss",
+)
 _TIMEOUT = 600.0  # seconds that a client waits for the next event
 
 
@@ -112,7 +125,9 @@ class _Target:
             connection.request("POST", f"{self._parts.path.rstrip('/')}{path}", json.dumps(body), self._headers)
             response = connection.getresponse()
             if response.status != 200:
-                raise BenchError(f"the server answered {response.status}: {response.read(500).decode('utf-8', 'replace')}")
+                raise BenchError(
+                    f"the server answered {response.status}: {response.read(500).decode('utf-8', 'replace')}"
+                )
             for line in response:
                 if line.startswith(b"data: {"):
                     yield cast(dict[str, Any], json.loads(line[6:]))

@@ -71,7 +71,12 @@ def add_config_flags(parser: argparse.ArgumentParser, sections: Iterable[str] = 
             _add_flag(group, field, hints[field.name])
     for name in FOREIGN:  # vLLM's; hidden, answered by split_foreign
         parser.add_argument(
-            f"--{name.replace('_', '-')}", dest=name, nargs="?", const=True, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+            f"--{name.replace('_', '-')}",
+            dest=name,
+            nargs="?",
+            const=True,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
         )
 
 

@@ -21,7 +21,9 @@ def option(default: object, help: str, *, flags: tuple[str, ...] = (), metavar: 
 class ModelConfig:
     """Which model, and how it is read."""
 
-    model: str | None = option(None, "directory in Hugging Face layout, .gguf file or hub name (default: the demo model)")
+    model: str | None = option(
+        None, "directory in Hugging Face layout, .gguf file or hub name (default: the demo model)"
+    )
     tokenizer: str | None = option(None, "tokenizer directory or hub name (default: the model's own)")
     revision: str | None = option(None, "hub revision of the model")
     download_dir: str | None = option(None, "where hub downloads are kept (default: the hub library's cache)")
@@ -71,7 +73,9 @@ class ExecutionConfig:
     backend: Literal["auto", "native", "torch"] = option("auto", "native kernels, or the PyTorch reference")
     isa: Literal["auto", "scalar", "avx2", "avx512", "neon"] = option("auto", "instruction set of the native kernels")
     threads: int | None = option(None, "compute threads (default: the CPUs this process may use)")
-    tensor_parallel_size: int = option(1, "ranks one layer is cut over; more than 1 is not supported yet", flags=("-tp",))
+    tensor_parallel_size: int = option(
+        1, "ranks one layer is cut over; more than 1 is not supported yet", flags=("-tp",)
+    )
     pipeline_parallel_size: int = option(1, "pipeline stages; more than 1 is not supported yet", flags=("-pp",))
     enforce_eager: bool = option(False, "accepted for compatibility: programs need no capture time on CPUs")
 

@@ -1,10 +1,10 @@
-"""The only reader of environment variables. Hugging Face's own (HF_TOKEN, HF_HOME, HF_HUB_OFFLINE) are left to its library.
+"""The only reader of environment variables. HF_TOKEN, HF_HOME and HF_HUB_OFFLINE are left to the hub's library.
 
-    OCTAVO_CACHE_DIR   where packed weights and assembled models are kept (default: ~/.cache/octavo)
-    OCTAVO_LOG_LEVEL   debug, info, warning or error, unless --log-level is given
-    OCTAVO_THREADS     compute threads, unless --threads is given
-    OCTAVO_ISA         instruction set of the native kernels, unless --isa is given
-    OCTAVO_API_KEY     key that requests must carry, unless --api-key is given; VLLM_API_KEY is understood as well
+OCTAVO_CACHE_DIR   where packed weights and assembled models are kept (default: ~/.cache/octavo)
+OCTAVO_LOG_LEVEL   debug, info, warning or error, unless --log-level is given
+OCTAVO_THREADS     compute threads, unless --threads is given
+OCTAVO_ISA         instruction set of the native kernels, unless --isa is given
+OCTAVO_API_KEY     key that requests must carry, unless --api-key is given; VLLM_API_KEY is understood as well
 """
 
 import os

@@ -134,7 +134,9 @@ def resolve_cache(
             f"small for one sequence of max_model_len {model.max_model_len.value}, which takes {needed}: "
             "lower --max-model-len or raise --kv-cache-memory-bytes"
         )
-    return ResolvedCache(blocks, Choice(blocks.value * page_bytes, f"{blocks.value} blocks of {format_size(page_bytes)}"))
+    return ResolvedCache(
+        blocks, Choice(blocks.value * page_bytes, f"{blocks.value} blocks of {format_size(page_bytes)}")
+    )
 
 
 def _refuse_what_is_missing(config: EngineConfig) -> None:
@@ -216,7 +218,9 @@ def _max_batched_tokens(config: EngineConfig, threads: int, max_num_seqs: int, m
     whole = not config.scheduling.enable_chunked_prefill
     if asked is not None:
         if asked < max_num_seqs:
-            raise ConfigError(f"max_num_batched_tokens {asked} is below max_num_seqs {max_num_seqs}: raise or lower one")
+            raise ConfigError(
+                f"max_num_batched_tokens {asked} is below max_num_seqs {max_num_seqs}: raise or lower one"
+            )
         if whole and asked < max_model_len:
             raise ConfigError(
                 f"without chunked prefill max_num_batched_tokens {asked} must reach max_model_len {max_model_len}"

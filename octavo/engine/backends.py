@@ -67,7 +67,10 @@ class NativeBackend:
 
     def page_bytes(self, spec: DecoderSpec, groups: Sequence[KVCacheGroup]) -> int:
         """See Backend."""
-        format_code, block_size = CACHE_FORMAT_OF_DTYPE[self._config.kv_cache_dtype.value], self._config.block_size.value
+        format_code, block_size = (
+            CACHE_FORMAT_OF_DTYPE[self._config.kv_cache_dtype.value],
+            self._config.block_size.value,
+        )
 
         def layer_bytes(need: CacheNeed) -> int:
             return self._library.cache_layer_bytes(format_code, need.kv_heads, need.key_width, block_size)

@@ -38,6 +38,7 @@ from octavo.scheduling.budget import SchedulerLimits
 from octavo.scheduling.scheduler import Scheduler
 from octavo.telemetry.log import logger
 
+
 @dataclass(frozen=True, slots=True)
 class MemoryFigures:
     """Bytes, right after the engine was built."""
@@ -161,9 +162,7 @@ def _assemble(
     groups = groups_for(source.spec)
     page = backend.page_bytes(source.spec, groups)
     resolved = ResolvedConfig(model, _resolve_cache(config, model, groups, page))
-    table = SlotTable(
-        model.max_num_seqs.value, model.max_model_len.value, max(1, len(groups)), model.block_size.value
-    )
+    table = SlotTable(model.max_num_seqs.value, model.max_model_len.value, max(1, len(groups)), model.block_size.value)
     decoder = Decoder(source.spec, loaded.weights, layer_caches(groups), loaded.ropes)
     runner = backend.runner(decoder, table, resolved, page)
     scheduler = Scheduler(_cache_manager(config, source, groups, resolved), _limits(config, resolved))
@@ -264,7 +263,9 @@ def _matrices(weights: DecoderWeights[Any]) -> list[PackedWeight]:
         for block in layer.blocks:
             for branch in block.branches:
                 body = branch.body
-                found += [value for name in type(body).__slots__ if isinstance(value := getattr(body, name), PackedWeight)]
+                found += [
+                    value for name in type(body).__slots__ if isinstance(value := getattr(body, name), PackedWeight)
+                ]
     unique = {id(weight): weight for weight in found if weight is not None}
     return list(unique.values())
 

@@ -176,7 +176,7 @@ def named_logprobs(entry: TokenLogprobs, decode: Decode) -> dict[int, Logprob]:
 
 
 def delta_output(collector: RequestCollector, delta: TextDelta) -> RequestOutput:
-    """What one delta brought, as an output of its own (RequestOutputKind.DELTA). `collector` has taken it in already."""
+    """What one delta brought, as an output of its own (RequestOutputKind.DELTA); `collector` has taken it in."""
     whole = collector.output
     answer = whole.outputs[delta.index]
     count = len(delta.token_ids)

@@ -36,7 +36,9 @@ def list_prompts(prompts: object) -> list[PromptType]:
     if hasattr(prompts, "tolist"):  # an array of token ids
         prompts = cast(Any, prompts).tolist()
     if not isinstance(prompts, Sequence):
-        raise InvalidRequestError(f"prompts must be a prompt or a list of them, got {type(prompts).__name__}", "prompts")
+        raise InvalidRequestError(
+            f"prompts must be a prompt or a list of them, got {type(prompts).__name__}", "prompts"
+        )
     listed = cast(Sequence[object], prompts)
     if listed and all(isinstance(item, int) for item in listed):
         return [cast(PromptType, prompts)]

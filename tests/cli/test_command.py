@@ -64,9 +64,7 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
         (KeyboardInterrupt(), 130),
     ],
 )
-def test_errors_become_one_line_and_a_code(
-    error: BaseException, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_become_one_line_and_a_code(error: BaseException, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert guarded(raising(error)) == code  # type: ignore[arg-type]
     shown = capsys.readouterr().err
     assert "Traceback" not in shown
@@ -110,7 +108,18 @@ def test_api_server_is_serve() -> None:
 
 def test_what_help_and_import_load() -> None:
     """Neither loads an array library, a tokenizer, a server or a model; torch is never loaded on this path."""
-    heavy = {"torch", "numpy", "tokenizers", "starlette", "jinja2", "zmq", "huggingface_hub", "uvicorn", "tqdm", "msgspec"}
+    heavy = {
+        "torch",
+        "numpy",
+        "tokenizers",
+        "starlette",
+        "jinja2",
+        "zmq",
+        "huggingface_hub",
+        "uvicorn",
+        "tqdm",
+        "msgspec",
+    }
     for code in (
         "import octavo",
         "from octavo.cli.main import main; main(['--help'])",

@@ -68,12 +68,12 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "octavo.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="octavo.yaml"):
+    with pytest.raises(ConfigError, match=r"octavo\.yaml"):
         read_config_file(path)
 
 
 def test_a_missing_file_is_named() -> None:
-    with pytest.raises(ConfigError, match="nowhere.yaml"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         read_config_file(Path("nowhere.yaml"))
 
 

@@ -101,7 +101,8 @@ def test_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    "variables", [{"OCTAVO_THREADS": "many"}, {"OCTAVO_THREADS": "0"}, {"OCTAVO_ISA": "mmx"}, {"OCTAVO_LOG_LEVEL": "loud"}]
+    "variables",
+    [{"OCTAVO_THREADS": "many"}, {"OCTAVO_THREADS": "0"}, {"OCTAVO_ISA": "mmx"}, {"OCTAVO_LOG_LEVEL": "loud"}],
 )
 def test_wrong_variables_are_named(variables: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=next(iter(variables))):

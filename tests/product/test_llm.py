@@ -49,7 +49,9 @@ def test_every_form_of_a_prompt_is_the_same_prompt(llm: LLM) -> None:
 
 def test_results_come_in_order_and_alone_or_together_are_equal(llm: LLM) -> None:
     lengths = [12, 3, 9, 1]
-    params = [SamplingParams(temperature=0.9, seed=n, max_tokens=length, ignore_eos=True) for n, length in enumerate(lengths)]
+    params = [
+        SamplingParams(temperature=0.9, seed=n, max_tokens=length, ignore_eos=True) for n, length in enumerate(lengths)
+    ]
     together = llm.generate(PROMPTS, params, use_tqdm=False)
     assert [output.prompt for output in together] == PROMPTS
     assert [len(output.outputs[0].token_ids) for output in together] == lengths
@@ -109,9 +111,7 @@ def test_chat_forms(llm: LLM) -> None:
     prompt = tokenizer.apply_chat_template(one, tokenize=False, add_generation_prompt=True)
     assert llm.generate({"prompt_token_ids": tokenizer.encode(prompt)}, GREEDY)[0].outputs[0].text == texts(outputs)[0]
     started = [*one, {"role": "assistant", "content": "Hello, my name"}]
-    (continued,) = llm.chat(
-        started, GREEDY, use_tqdm=False, add_generation_prompt=False, continue_final_message=True
-    )
+    (continued,) = llm.chat(started, GREEDY, use_tqdm=False, add_generation_prompt=False, continue_final_message=True)
     assert continued.prompt is not None
     assert continued.prompt.endswith("Hello, my name")
     (other,) = llm.chat(one, GREEDY, chat_template="{% for m in messages %}{{ m.content }}\n{% endfor %}")
@@ -260,11 +260,12 @@ import argparse
 from vllm import EngineArgs, LLMEngine, RequestOutput, SamplingParams
 
 parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
-engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(parser.parse_args(["--model", MODEL, "--max-model-len", "256"])))
+arguments = parser.parse_args(["--model", MODEL, "--max-model-len", "256"])
+engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(arguments))
 waiting = [
-    ("A robot may not injure a human being", SamplingParams(temperature=0.0, logprobs=1, prompt_logprobs=1, max_tokens=5)),
+    ("A robot may not injure", SamplingParams(temperature=0.0, logprobs=1, prompt_logprobs=1, max_tokens=5)),
     ("To be or not to be,", SamplingParams(temperature=0.8, top_k=5, presence_penalty=0.2, max_tokens=5)),
-    ("What is the meaning of life?", SamplingParams(n=2, temperature=0.8, top_p=0.95, frequency_penalty=0.1, max_tokens=5)),
+    ("What is the meaning", SamplingParams(n=2, temperature=0.8, top_p=0.95, frequency_penalty=0.1, max_tokens=5)),
 ]
 number = 0
 while waiting or engine.has_unfinished_requests():

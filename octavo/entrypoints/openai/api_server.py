@@ -1,4 +1,4 @@
-"""`python -m octavo.entrypoints.openai.api_server --model ...`: `octavo serve` under the name that vLLM's users know."""
+"""`python -m octavo.entrypoints.openai.api_server --model ...`: `octavo serve` under vLLM's name."""
 
 import sys
 
