@@ -190,6 +190,8 @@ class CacheWriter:
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._path.stat().st_ino != os.fstat(self._descriptor).st_ino:
+                raise OSError("another process has just written it")  # between open and lock
             # Space is taken now: writing to a mapping of a full disk would end the process.
             os.posix_fallocate(self._descriptor, 0, self._start + data_bytes)
             mapping = mmap.mmap(self._descriptor, self._start + data_bytes)

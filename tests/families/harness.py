@@ -27,13 +27,16 @@ from octavo.model.weights import load_decoder
 BLOCK_SIZE, MAX_LEN, BLOCKS = 16, 64, 64
 
 
-def logits_of(path, ids, backend="torch", steps=(), dtype="auto"):
-    """[tokens, vocab] in float32. `steps`: lengths of the chunks that the prompt is computed in (default: one)."""
+def logits_of(path, ids, backend="torch", steps=(), **options):
+    """[tokens, vocab] in float32.
+
+    `steps`: lengths of the chunks that the prompt is computed in (default: one). `options`: of load_decoder.
+    """
     source = open_model(path)
     groups = groups_for(source.spec)
     table = SlotTable(1, MAX_LEN, len(groups), BLOCK_SIZE)
     build = _torch_runner if backend == "torch" else _native_runner
-    runner = build(source, groups, table, dtype)
+    runner = build(source, groups, table, options)
     bounds = np.cumsum([0, *(steps or (len(ids),))]).tolist()
     assert bounds[-1] == len(ids)
     parts = []
@@ -52,16 +55,16 @@ def logits_of(path, ids, backend="torch", steps=(), dtype="auto"):
     return np.concatenate(parts)
 
 
-def _decoder(source, groups, packer, dtype):
-    loaded = load_decoder(source, packer, dtype=dtype, max_positions=MAX_LEN)
+def _decoder(source, groups, packer, options):
+    loaded = load_decoder(source, packer, max_positions=MAX_LEN, **options)
     return Decoder(source.spec, loaded.weights, layer_caches(groups), loaded.ropes)
 
 
-def _torch_runner(source, groups, table, dtype):
-    return TorchRunner(_decoder(source, groups, TorchPacker(), dtype), TorchStore(BLOCKS, BLOCK_SIZE, "float32"))
+def _torch_runner(source, groups, table, options):
+    return TorchRunner(_decoder(source, groups, TorchPacker(), options), TorchStore(BLOCKS, BLOCK_SIZE, "float32"))
 
 
-def _native_runner(source, groups, table, dtype):
+def _native_runner(source, groups, table, options):
     library = load_library()
     team = ThreadTeam(library, 2)
     code = CACHE_FORMAT_OF_DTYPE["float32"]
@@ -70,6 +73,6 @@ def _native_runner(source, groups, table, dtype):
     )
     storage = CpuStorage(BLOCKS, size)
     cache = storage.cache("float32", BLOCK_SIZE, table.tables)
-    decoder = _decoder(source, groups, NativePacker(library, team), dtype)
+    decoder = _decoder(source, groups, NativePacker(library, team), options)
     program = record_program(library, team, decoder, ProgramLimits(MAX_LEN, MAX_LEN), cache, MAX_LEN)
     return NativeRunner(program, storage)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from octavo.model.weight_cache import WeightCache
 from tests.families.checkpoints import CONFIGS, expected_logits, random_model, save, write_gguf
 from tests.families.harness import logits_of
 
@@ -65,6 +66,16 @@ def test_gguf_gives_the_same_logits(name, tmp_path):
     expected = expected_logits(model, IDS)
     path = write_gguf(model, tmp_path / "m.gguf")
     assert_close(logits_of(path, IDS, "torch"), expected)
+
+
+def test_cached_weights_give_the_same_bits(tmp_path):
+    path = write_gguf(random_model("llama"), tmp_path / "m.gguf", gguf.GGMLQuantizationType.Q4_1)
+    plain = logits_of(path, IDS, "native")
+    for hits in (0, 1):
+        cache = WeightCache(tmp_path / "cache", 1 << 30)
+        np.testing.assert_array_equal(logits_of(path, IDS, "native", cache=cache), plain)
+        cache.wait()
+        assert cache.counts.hits == hits
 
 
 def test_quantized_gguf_equals_its_own_values(tmp_path):
