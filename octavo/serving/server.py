@@ -1,33 +1,27 @@
-"""Starts and stops the HTTP server: socket first, engine beside the text side, ten quiet lines, a drain at the end."""
+"""Starts and stops the HTTP server: socket first, engine beside the text side, at most ten quiet lines.
+
+Imports little, so that the engine process starts at once; the rest is loaded meanwhile.
+"""
 
 import asyncio
-import contextlib
 import signal
 import socket
 import stat
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import uvicorn
 import uvloop
 
-import octavo
 from octavo.config.engine import EngineConfig, ServingConfig
-from octavo.config.values import parse_size
-from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.frontend import build_frontend
 from octavo.engine.supervisor import EngineSupervisor
 from octavo.errors import ConfigError
-from octavo.serving.app import build_app
-from octavo.serving.state import ServerState
-from octavo.telemetry.log import ThroughputLog, configure
-from octavo.telemetry.metrics import MetricsStore
-from octavo.telemetry.prometheus import PrometheusExporter
+from octavo.telemetry.log import configure
 
-# After the drain has ended the last streams, their answers still have to be written.
-_WRITE_SECONDS = 5
-_BACKLOG = 2048
+if TYPE_CHECKING:
+    from octavo.engine.frontend import Frontend
+    from octavo.serving.state import ServerState
 
 Say = Callable[[str], None]
 
@@ -54,98 +48,43 @@ def run_server(config: EngineConfig, say: Say = print) -> int:
 
 
 async def _run(config: EngineConfig, listener: socket.socket, say: Say) -> int:
-    began = time.monotonic()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     supervisor = EngineSupervisor(config)
+    supervisor.launch()
+    serving = asyncio.ensure_future(_serve(config, supervisor, listener, stop, say))
+    stopping = asyncio.ensure_future(stop.wait())
     try:
-        # The engine loads weights in its process while this one reads the tokenizer.
-        supervisor.launch()
-        starting = asyncio.ensure_future(_start(config, supervisor))
-        stopping = asyncio.ensure_future(stop.wait())
-        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if not starting.done():
-            starting.cancel()
-            return 0
-        state, store = starting.result()
-        for line in greeting(config, state, address_of(listener, config.serving), time.monotonic() - began):
-            say(line)
-        await serve(state, store, listener, stop, config)
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done() and not supervisor.alive:
+            serving.cancel()  # stopped while still starting
+            await asyncio.wait((serving,))
+        if not serving.cancelled():
+            await serving
         return 0
     finally:
+        stopping.cancel()
         await supervisor.close()
 
 
-async def _start(config: EngineConfig, supervisor: EngineSupervisor) -> tuple[ServerState, MetricsStore]:
-    frontend = await asyncio.to_thread(build_frontend, config)
-    info = await supervisor.ready()
-    models = config.serving.served_model_name or (frontend.name,)
-    store = MetricsStore(models[0])
-    engine = AsyncEngine(supervisor, frontend.outputs(), store, config.scheduling.max_waiting)
-    state = ServerState(
-        engine=engine,
-        inputs=frontend.inputs(info),
-        config=config.serving,
-        models=models,
-        model_path=str(frontend.path),
-        version=octavo.__version__,
-        max_body_bytes=parse_size(config.serving.max_body_size),
-        started=int(time.time()),
-        sampling_defaults=frontend.sampling_defaults(),
-        exporter=PrometheusExporter(store) if config.telemetry.enable_metrics else None,
-    )
-    return state, store
-
-
-async def serve(
-    state: ServerState, store: MetricsStore, listener: socket.socket, stop: asyncio.Event, config: EngineConfig
+async def _serve(
+    config: EngineConfig, supervisor: EngineSupervisor, listener: socket.socket, stop: asyncio.Event, say: Say
 ) -> None:
-    """Answer requests at `listener` until `stop`; then finish those under way, within `shutdown_timeout`."""
-    server = _Server(
-        uvicorn.Config(
-            build_app(state, store),
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",
-            access_log=False,
-            server_header=False,
-            root_path=config.serving.root_path,
-            backlog=_BACKLOG,
-            timeout_graceful_shutdown=int(config.serving.shutdown_timeout) + _WRITE_SECONDS,
-        )
-    )
-    running = asyncio.ensure_future(server.serve(sockets=[listener]))
-    logging = asyncio.ensure_future(_log_throughput(store, config))
-    stopping = asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-        state.draining = True
-        server.should_exit = True
-        await state.engine.drain(config.serving.shutdown_timeout)
-        await running
-    finally:
-        logging.cancel()
-        stopping.cancel()
+    began = time.monotonic()
+    frontend = await asyncio.to_thread(_load, config)
+    from octavo.serving.runtime import assemble, serve
+
+    state, store = await assemble(config, frontend, supervisor)
+    for line in greeting(config, state, address_of(listener, config.serving), time.monotonic() - began):
+        say(line)
+    await serve(state, store, listener, stop, config)
 
 
-async def _log_throughput(store: MetricsStore, config: EngineConfig) -> None:
-    log = ThroughputLog(store, time.monotonic)
-    while not config.telemetry.disable_log_stats:
-        await asyncio.sleep(config.telemetry.log_stats_interval)
-        log.tick()
+def _load(config: EngineConfig) -> "Frontend":
+    from octavo.serving.runtime import load
 
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handling, which would end the process by the signal instead of with status 0."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Leave signals to `_run`."""
-        yield
+    return load(config)
 
 
 def bind(config: ServingConfig) -> socket.socket:
@@ -197,14 +136,15 @@ def address_of(listener: socket.socket, config: ServingConfig) -> str:
     return f"http://{shown}:{port}{config.root_path}"
 
 
-def greeting(config: EngineConfig, state: ServerState, address: str, seconds: float) -> Iterator[str]:
+def greeting(config: EngineConfig, state: "ServerState", address: str, seconds: float) -> Iterator[str]:
     """What a person wants to know when the server is up; at most ten lines."""
     info = state.engine.info
     model = state.models[0]
-    yield f"Octavo {state.version}"
-    yield f"model    {model}" + (f" ({state.model_path})" if state.model_path != model else "")
-    yield f"context  {info.max_model_len} tokens, {info.max_num_seqs} sequences at once"
-    yield f"cache    {info.num_blocks} blocks of {info.block_size} tokens"
+    yield f"Octavo {state.version} serves {model}"
+    if state.model_path != model:
+        yield f"model    {state.model_path}"
+    cache = info.num_blocks * info.block_size
+    yield f"context  {info.max_model_len} tokens; {info.max_num_seqs} sequences at once, {cache} tokens in the cache"
     yield f"ready    in {seconds:.1f} s (engine {info.start_seconds:.1f} s)"
     yield f"address  {address}" + (" (API key needed)" if config.serving.api_key else "")
     yield "Application startup complete."

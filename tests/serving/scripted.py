@@ -16,7 +16,8 @@ from octavo.engine.threaded import ThreadedEngine
 from octavo.inputs.limits import InputLimits
 from octavo.inputs.processor import InputProcessor
 from octavo.outputs.processor import OutputProcessor
-from octavo.serving.server import bind, serve
+from octavo.serving.runtime import serve
+from octavo.serving.server import bind
 from octavo.serving.state import ServerState
 from octavo.telemetry.metrics import MetricsStore
 from octavo.telemetry.prometheus import PrometheusExporter

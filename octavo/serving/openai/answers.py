@@ -79,15 +79,15 @@ class ChatChoice(msgspec.Struct, frozen=True):
     token_ids: list[int] | None = None
 
 
-class ChatCompletion(msgspec.Struct, frozen=True):
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to POST /v1/chat/completions without stream."""
 
     id: str
+    object: str = "chat.completion"
     created: int
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    object: str = "chat.completion"
     service_tier: None = None
     system_fingerprint: None = None
     prompt_logprobs: list[Any] | None = None
@@ -114,14 +114,14 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatChunk(msgspec.Struct):
+class ChatChunk(msgspec.Struct, kw_only=True):
     """One server-sent event of a streamed chat."""
 
     id: str
+    object: str = "chat.completion.chunk"
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    object: str = "chat.completion.chunk"
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
@@ -140,39 +140,39 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     prompt_token_ids: list[int] | UnsetType | None = UNSET
 
 
-class Completion(msgspec.Struct, frozen=True):
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to POST /v1/completions without stream."""
 
     id: str
+    object: str = "text_completion"
     created: int
     model: str
     choices: list[CompletionChoice]
     usage: Usage
-    object: str = "text_completion"
     service_tier: None = None
     system_fingerprint: None = None
     kv_transfer_params: None = None
     warnings: list[str] | UnsetType = UNSET
 
 
-class CompletionChunk(msgspec.Struct):
+class CompletionChunk(msgspec.Struct, kw_only=True):
     """One server-sent event of a streamed text completion."""
 
     id: str
+    object: str = "text_completion"
     created: int
     model: str
     choices: list[CompletionChoice]
-    object: str = "text_completion"
     usage: Usage | UnsetType | None = UNSET
     warnings: list[str] | UnsetType = UNSET
 
 
-class ModelPermission(msgspec.Struct, frozen=True):
+class ModelPermission(msgspec.Struct, frozen=True, kw_only=True):
     """What older clients look for in a model card; everything is allowed that this server can do."""
 
     id: str
-    created: int
     object: str = "model_permission"
+    created: int
     allow_create_engine: bool = False
     allow_sampling: bool = True
     allow_logprobs: bool = True
@@ -184,24 +184,24 @@ class ModelPermission(msgspec.Struct, frozen=True):
     is_blocking: bool = False
 
 
-class ModelCard(msgspec.Struct, frozen=True):
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """A served model."""
 
     id: str
+    object: str = "model"
     created: int
     root: str
     max_model_len: int
     permission: list[ModelPermission]
-    object: str = "model"
     owned_by: str = OWNER
     parent: None = None
 
 
-class ModelList(msgspec.Struct, frozen=True):
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to GET /v1/models."""
 
-    data: list[ModelCard]
     object: str = "list"
+    data: list[ModelCard]
 
 
 class Tokenized(msgspec.Struct, frozen=True):

@@ -176,7 +176,8 @@ class _Answer:
         job = self._job
         if usage is None and self._continuous:
             usage = job.tally.usage()
-        return ChatChunk(job.id, job.created, job.model, choices, usage=usage if self._usage else UNSET)
+        shown = usage if self._usage else UNSET
+        return ChatChunk(id=job.id, created=job.created, model=job.model, choices=choices, usage=shown)
 
     def _echoed(self) -> str:
         last = self._body.messages[-1]

@@ -206,10 +206,10 @@ class _Answer:
             usage = self._read_usage()
         warnings, job.warnings = job.warnings, []
         return CompletionChunk(
-            job.id,
-            job.created,
-            job.model,
-            choices,
+            id=job.id,
+            created=job.created,
+            model=job.model,
+            choices=choices,
             usage=usage if self._usage else UNSET,
             warnings=warnings or UNSET,
         )

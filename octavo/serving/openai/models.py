@@ -11,7 +11,7 @@ from octavo.serving.state import ServerState, state_of
 async def list_models(request: Request) -> Response:
     """Every name of the served model."""
     state = state_of(request)
-    return json_response(ModelList([_card(state, name) for name in state.models]))
+    return json_response(ModelList(data=[_card(state, name) for name in state.models]))
 
 
 async def show_model(request: Request) -> Response:
@@ -23,5 +23,10 @@ async def show_model(request: Request) -> Response:
 
 
 def _card(state: ServerState, name: str) -> ModelCard:
-    permission = ModelPermission(f"modelperm-{name}", state.started)
-    return ModelCard(name, state.started, state.model_path, state.engine.info.max_model_len, [permission])
+    return ModelCard(
+        id=name,
+        created=state.started,
+        root=state.model_path,
+        max_model_len=state.engine.info.max_model_len,
+        permission=[ModelPermission(id=f"modelperm-{name}", created=state.started)],
+    )
