@@ -1,0 +1,133 @@
+"""The real thing: `octavo serve` as a command, the demo model, the engine in its process, the official client."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import openai
+import psutil
+import pytest
+
+from tests.serving.scripted import HTTP, until
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+OPTIONS = ("--max-model-len", "512", "--kv-cache-memory-bytes", "64MiB", "--served-model-name", "smol")
+
+
+@dataclass
+class Command:
+    process: subprocess.Popen[str]
+    url: str
+    lines: list[str]
+
+    def engine(self) -> psutil.Process:
+        return next(p for p in psutil.Process(self.process.pid).children() if "octavo.engine.process" in p.cmdline())
+
+
+def start(*arguments: str) -> Command:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "octavo", "serve", "--port", "0", *OPTIONS, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line.rstrip())
+        if line.startswith("stop "):
+            break
+    url = next(line.split()[1] for line in lines if line.startswith("address"))
+    return Command(process, url, lines)
+
+
+@pytest.fixture(scope="module")
+def command() -> Iterator[Command]:
+    running = start()
+    yield running
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(30) == 0
+
+
+@pytest.fixture(scope="module")
+def client(command: Command) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=command.url + "/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_start_is_quiet(command: Command) -> None:
+    assert len(command.lines) <= 10
+    assert "Application startup complete." in command.lines
+
+
+def test_it_answers_a_question(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="smol", messages=QUESTION, temperature=0, max_tokens=24)
+    assert "Paris" in (answer.choices[0].message.content or "")
+    assert answer.choices[0].finish_reason == "stop"
+    stream = client.chat.completions.create(model="smol", messages=QUESTION, temperature=0, max_tokens=24, stream=True)
+    assert "".join(c.choices[0].delta.content or "" for c in stream) == answer.choices[0].message.content
+
+
+def test_seeded_answers_repeat(client: openai.OpenAI) -> None:
+    def ask() -> list[str]:
+        answer = client.completions.create(
+            model="smol", prompt="Once upon a time", n=3, seed=7, temperature=1.0, max_tokens=12, logprobs=2
+        )
+        assert all(len(choice.logprobs.tokens) == 12 for choice in answer.choices if choice.logprobs)
+        return [choice.text for choice in answer.choices]
+
+    first = ask()
+    assert len(set(first)) > 1
+    assert ask() == first
+
+
+def test_over_long_prompts_are_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 512 tokens"):
+        client.completions.create(model="smol", prompt="word " * 600)
+
+
+def test_leaving_gives_everything_back(command: Command) -> None:
+    body = {"messages": QUESTION, "stream": True, "ignore_eos": True, "max_tokens": 400}
+    with HTTP.stream("POST", command.url + "/v1/chat/completions", json=body) as answer:
+        next(answer.iter_lines())
+
+    def free() -> bool:
+        text = HTTP.get(command.url + "/metrics").text
+        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        return all(
+            float(value) == 0
+            for name, value in values.items()
+            if name.startswith(("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"))
+        )
+
+    with until(free):
+        pass
+
+
+def test_a_killed_engine_comes_back(command: Command, client: openai.OpenAI) -> None:
+    body = {"messages": QUESTION, "stream": True, "ignore_eos": True, "max_tokens": 400}
+    with HTTP.stream("POST", command.url + "/v1/chat/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        command.engine().kill()
+        rest = [line for line in lines if line]
+    assert '"code":503' in rest[-2]
+    assert rest[-1] == "data: [DONE]"
+    with until(lambda: HTTP.get(command.url + "/health").status_code == 200, seconds=60):
+        pass
+    test_it_answers_a_question(client)
+
+
+def test_a_missing_model_is_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "octavo", "serve", "/no/such/model", "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert "/no/such/model" in done.stderr
