@@ -269,8 +269,8 @@ def _chat_template(directory: Path) -> str | None:
         if isinstance(template, str):
             return template
         if isinstance(template, list):
-            named = {t["name"]: t["template"] for t in cast(list[dict[str, str]], template) if "name" in t}
-            return named.get("default")
+            named = [cast(dict[str, Any], t) for t in cast(list[Any], template) if isinstance(t, dict)]
+            return next((str(t.get("template")) for t in named if t.get("name") == "default"), None)
     return None
 
 

@@ -1,10 +1,15 @@
 """What a family makes of a configuration that leaves things out: its own defaults, not another family's."""
 
+import contextlib
+
+import numpy as np
 import pytest
 
-from octavo.errors import UnsupportedError
+from octavo.errors import OctavoError, UnsupportedError
 from octavo.model.families import gemma3, gpt2, llama, opt, qwen2, qwen3
 from octavo.model.families.catalog import FAMILIES, GGUF_TABLE, TABLE, family_name
+from octavo.model.rope import rope_tables
+from octavo.ops.weight import StoredTensor
 from octavo.spec.decoder import LinearScaling
 
 MINIMAL = {
@@ -80,6 +85,47 @@ def test_opt_and_gpt2_defaults():
     assert (spec.max_positions, spec.layers[0].blocks[1].branches[0].body.width) == (1024, 256)
     with pytest.raises(UnsupportedError, match="add_cross_attention"):
         gpt2.read_spec({"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100, "add_cross_attention": True})
+
+
+JUNK = (None, 0, -1, 1, 1.5, 1 << 70, float("nan"), "", "x", True, [], [[1]], {}, {"rope_type": 3})
+JUNK += ({"sliding_attention": 1}, {"rope_type": "yarn"}, {"rope_type": "longrope", "factor": 2})
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=family_name)
+def test_whatever_a_config_says_the_answer_is_a_spec_or_a_clear_error(family):
+    """A file's values of any type: never a TypeError, KeyError, or a hang."""
+    gpt = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_inner": 128, "layer_norm_epsilon": 1e-5}
+    others = "rope_theta rope_scaling rope_parameters sliding_window sliding_window_pattern layer_types head_dim"
+    others += " partial_rotary_factor rotary_dim num_key_value_heads use_sliding_window max_window_layers text_config"
+    others += " hidden_act hidden_activation activation_function tie_word_embeddings query_pre_attn_scalar dtype"
+    others += " max_position_embeddings word_embed_proj_dim attention_bias rms_norm_eps model_type architectures"
+    base = {**MINIMAL, **gpt, "ffn_dim": 64}
+    for key in (*base, *others.split()):
+        for junk in JUNK:
+            with contextlib.suppress(OctavoError):
+                spec = family.read_spec({**base, "num_hidden_layers": 1, "n_layer": 1, key: junk})
+                rope = spec.layers[0].blocks[0].branches[0].body.rope
+                if rope is not None and rope.width < 1000:
+                    assert np.isfinite(rope_tables(rope, 4)[0]).all()
+
+
+@pytest.mark.parametrize("arch", GGUF_TABLE)
+def test_whatever_gguf_metadata_say_the_answer_is_a_spec_or_a_clear_error(arch):
+    sizes = {"context_length": 64, "embedding_length": 64, "block_count": 62, "feed_forward_length": 64}
+    sizes |= {"attention.head_count": 4, "attention.head_count_kv": 4, "attention.key_length": 16}
+    others = (
+        "attention.value_length attention.sliding_window attention.sliding_window_pattern rope.freq_base expert_count"
+    )
+    others += " rope.scaling.type rope.scaling.factor rope.scale_linear rope.dimension_count rope.freq_base_swa"
+    others += " attention.layer_norm_rms_epsilon attention.layer_norm_epsilon"
+    tensors = {"token_embd.weight": StoredTensor("token_embd.weight", "f32", (8, 64), np.zeros(2048, np.uint8))}
+    base = {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in sizes.items()}
+    family = GGUF_TABLE[arch]
+    assert family.read_spec(family.read_gguf_config(base, tensors)).hidden == 64
+    for key in (*sizes, *others.split()):
+        for junk in JUNK:
+            with contextlib.suppress(OctavoError):
+                family.read_spec(family.read_gguf_config({**base, f"{arch}.{key}": junk}, tensors))
 
 
 def test_the_catalog_lists_every_family_once():

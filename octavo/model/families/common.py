@@ -165,7 +165,7 @@ def gguf_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
         value = metadata.get(f"{arch}.{gguf_key}")
         if isinstance(value, list):
             value = _same_in_all_layers(f"{arch}.{gguf_key}", value)  # pyright: ignore[reportUnknownArgumentType]
-        if value is not None:
+        if value is not None and (key, value) != ("sliding_window", 0):  # 0 is none
             config[key] = value
     if metadata.get(f"{arch}.expert_count"):
         raise UnsupportedError(f"{arch} with experts is not supported")
@@ -182,7 +182,7 @@ def gguf_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
 
 
 def _same_in_all_layers(key: str, values: list[Any]) -> Any:
-    if len(set(values)) != 1:
+    if not values or any(value != values[0] for value in values):
         raise UnsupportedError(f"{key} differs between layers")
     return values[0]
 

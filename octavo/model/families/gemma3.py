@@ -144,5 +144,6 @@ def read_gguf_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTe
         config["sliding_window_pattern"] = pattern
     config["query_pre_attn_scalar"] = config["head_dim"]
     if config.get("num_hidden_layers") == 62:
-        config["query_pre_attn_scalar"] = config["hidden_size"] // config["num_attention_heads"]
+        sizes = ConfigReader(config)
+        config["query_pre_attn_scalar"] = sizes.size("hidden_size") / sizes.size("num_attention_heads")
     return config

@@ -28,6 +28,8 @@ def read_rope(
         base, scaling = parameters.number("rope_theta", config.number(theta_key, theta)), parameters
     else:
         base, scaling = config.number(theta_key, theta), config.section("rope_scaling")
+    if base <= 1:
+        raise CheckpointError(f"config: the rope base is {base}; it must be above 1")
     width = rotary_width(config, parameters, head_dim)
     return RopeSpec(base, width, None if scaling is None else read_scaling(config, scaling, width))
 
@@ -107,7 +109,7 @@ def _longrope(config: ConfigReader, scaling: ConfigReader, width: int) -> TableS
     factor = scaling.number("factor", longest / original)
     attention = scaling.optional_number("attention_factor")
     if attention is None:
-        attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+        attention = 1.0 if factor <= 1 or original == 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     return TableScaling(_factors(scaling, "long_factor" if longest > original else "short_factor", width), attention)
 
 
