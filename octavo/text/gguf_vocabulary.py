@@ -18,7 +18,7 @@ from octavo.text.sentencepiece_model import (
     NORMAL,
     UNKNOWN,
     USER_DEFINED,
-    Piece,
+    Pieces,
     sentencepiece_backend,
 )
 from octavo.text.tokenizer import LibraryTokenizer, TokenizerFacts, frame
@@ -91,8 +91,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], kinds: Sequen
     if scores is None or len(scores) != len(tokens):
         raise CheckpointError("tokenizer.ggml.scores is missing or not as long as tokenizer.ggml.tokens")
     add_space_prefix = bool(metadata.get(_PREFIX + "add_space_prefix", True))
-    pieces = list(map(Piece, tokens, map(float, scores), kinds))
-    backend = sentencepiece_backend(pieces, add_space_prefix)
+    backend = sentencepiece_backend(Pieces(tokens, list(map(float, scores)), kinds), add_space_prefix)
     facts = _facts(metadata, tokens, kinds)
     _frame(backend, metadata, tokens, adds_bos=True)
     return LibraryTokenizer(backend, sentencepiece_spelling(add_space_prefix), facts)

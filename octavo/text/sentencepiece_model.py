@@ -1,7 +1,7 @@
 """A SentencePiece BPE vocabulary (pieces with scores) as a `tokenizers` backend with the same ids."""
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tokenizers import AddedToken, decoders, normalizers
@@ -14,20 +14,23 @@ from octavo.text.pieces import SPACE_MARK, add_tokens
 # Kinds of piece, numbered as in GGUF's tokenizer.ggml.token_type.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
-
 _BPE_MODEL = 2
 
 
-class Piece(NamedTuple):
-    """One vocabulary entry; `kind` is one of the constants above."""
+class Pieces(NamedTuple):
+    """A vocabulary in columns; a piece's index is its id, `kinds` are of the constants above."""
 
-    text: str
-    score: float
-    kind: int
+    texts: Sequence[str]
+    scores: Sequence[float]
+    kinds: Sequence[int]
+
+    def of_kind(self, *kinds: int) -> list[str]:
+        """Texts of the pieces of these kinds."""
+        return [text for text, kind in zip(self.texts, self.kinds, strict=True) if kind in kinds]
 
 
-def sentencepiece_backend(pieces: Sequence[Piece], add_space_prefix: bool) -> LibraryBackend:
-    """BPE with byte fallback over these pieces; a piece's index is its id.
+def sentencepiece_backend(pieces: Pieces, add_space_prefix: bool) -> LibraryBackend:
+    """BPE with byte fallback over these pieces.
 
     SentencePiece joins the neighbours whose union scores best; as ranked merges that is: for every piece, each way to
     cut it into two pieces, in the order of falling scores.
@@ -35,18 +38,17 @@ def sentencepiece_backend(pieces: Sequence[Piece], add_space_prefix: bool) -> Li
     Raises:
         CheckpointError: the pieces do not make a vocabulary.
     """
-    texts = [_marked(piece) for piece in pieces]
-    vocab: dict[str, int] = {}
-    for index, text in enumerate(texts):
-        vocab.setdefault(text, index)
-    unknown = next((piece.text for piece in pieces if piece.kind == UNKNOWN), "<unk>" if "<unk>" in vocab else None)
+    marked = Pieces(list(map(_marked, pieces.texts, pieces.kinds)), pieces.scores, pieces.kinds)
+    # Of equal texts the first keeps its id.
+    vocab = dict(zip(reversed(marked.texts), range(len(marked.texts) - 1, -1, -1), strict=True))
+    unknown = next(iter(pieces.of_kind(UNKNOWN)), "<unk>" if "<unk>" in vocab else None)
     try:
         model = BPE(
             vocab=vocab,
-            merges=_merges(pieces, texts, vocab),
+            merges=_merges(marked, vocab),
             unk_token=unknown,
             fuse_unk=True,
-            byte_fallback=any(piece.kind == BYTE for piece in pieces),
+            byte_fallback=BYTE in pieces.kinds,
         )
     except Exception as error:  # the library raises plain Exception
         raise CheckpointError(f"the SentencePiece vocabulary is damaged: {error}") from None
@@ -55,12 +57,8 @@ def sentencepiece_backend(pieces: Sequence[Piece], add_space_prefix: bool) -> Li
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), mark]) if add_space_prefix else mark
     steps = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if add_space_prefix else steps)
-    special = [AddedToken(p.text, normalized=False, special=True) for p in pieces if p.kind in (CONTROL, UNKNOWN)]
-    plain = [
-        AddedToken(text, normalized=False, special=False)
-        for piece, text in zip(pieces, texts, strict=True)
-        if piece.kind == USER_DEFINED
-    ]
+    special = [AddedToken(text, normalized=False, special=True) for text in pieces.of_kind(CONTROL, UNKNOWN)]
+    plain = [AddedToken(text, normalized=False, special=False) for text in marked.of_kind(USER_DEFINED)]
     add_tokens(backend, [*special, *plain])
     return backend
 
@@ -68,7 +66,7 @@ def sentencepiece_backend(pieces: Sequence[Piece], add_space_prefix: bool) -> Li
 class SentencePieceFile(NamedTuple):
     """What a tokenizer.model holds."""
 
-    pieces: list[Piece]
+    pieces: Pieces
     is_bpe: bool
     add_dummy_prefix: bool
 
@@ -81,21 +79,24 @@ def read_sentencepiece(data: bytes) -> SentencePieceFile:
     Raises:
         CheckpointError: it is damaged.
     """
-    pieces: list[Piece] = []
+    texts: list[str] = []
+    scores: list[float] = []
+    kinds: list[int] = []
     model_type, dummy_prefix = 1, 1
     try:
         for number, value in _fields(data):
             if number == 1:
                 piece = dict(_fields(_message(value)))
-                score = struct.unpack("<f", _message(piece.get(2, bytes(4))))[0]
-                pieces.append(Piece(_message(piece[1]).decode(), score, _number(piece.get(3, NORMAL))))
+                texts.append(_message(piece[1]).decode())
+                scores.append(struct.unpack("<f", _message(piece.get(2, bytes(4))))[0])
+                kinds.append(_number(piece.get(3, NORMAL)))
             elif number == 2:
                 model_type = _number(dict(_fields(_message(value))).get(3, model_type))
             elif number == 3:
                 dummy_prefix = _number(dict(_fields(_message(value))).get(3, dummy_prefix))
     except (IndexError, KeyError, ValueError, TypeError, struct.error) as error:
         raise CheckpointError(f"the SentencePiece model is damaged: {error}") from None
-    return SentencePieceFile(pieces, model_type == _BPE_MODEL, bool(dummy_prefix))
+    return SentencePieceFile(Pieces(texts, scores, kinds), model_type == _BPE_MODEL, bool(dummy_prefix))
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -141,32 +142,28 @@ def _number(value: int | bytes) -> int:
     return value
 
 
-def _marked(piece: Piece) -> str:
+def _marked(text: str, kind: int) -> str:
     """Converters write the spaces of user-defined pieces plainly; the model sees them marked, like all others."""
-    if piece.kind == USER_DEFINED and not piece.text.strip(" "):
-        return piece.text.replace(" ", SPACE_MARK)
-    return piece.text
+    return text.replace(" ", SPACE_MARK) if kind == USER_DEFINED and not text.strip(" ") else text
 
 
-def _merges(pieces: Sequence[Piece], texts: Sequence[str], vocab: dict[str, int]) -> list[tuple[str, str]]:
+def _merges(pieces: Pieces, vocab: dict[str, int]) -> list[tuple[str, str]]:
     """User-defined and control pieces win over all scores and grow longest first; then normal ones by score."""
+    texts, scores, kinds = pieces
     fixed: list[tuple[str, str]] = []
-    ranked = sorted(
-        (index for index, piece in enumerate(pieces) if piece.kind == NORMAL and len(texts[index]) > 1),
-        key=lambda index: -pieces[index].score,
-    )
-    for index, piece in enumerate(pieces):
-        if piece.kind not in (NORMAL, BYTE):
-            fixed += _cuts(texts[index], vocab)
+    _add_cuts(pieces.of_kind(UNKNOWN, CONTROL, USER_DEFINED, UNUSED), vocab, fixed)
     fixed.sort(key=lambda pair: (-len(pair[0]), -len(pair[1])))
-    merges = fixed
-    for index in ranked:
-        merges += _cuts(texts[index], vocab)
-    return merges
+    ranked = sorted((i for i, kind in enumerate(kinds) if kind == NORMAL), key=lambda index: -scores[index])
+    _add_cuts((texts[index] for index in ranked), vocab, fixed)
+    return fixed
 
 
-def _cuts(text: str, vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """Ways to cut a piece into two pieces, the longest left part first."""
-    return [
-        (text[:cut], text[cut:]) for cut in range(len(text) - 1, 0, -1) if text[:cut] in vocab and text[cut:] in vocab
-    ]
+def _add_cuts(texts: Iterable[str], vocab: dict[str, int], merges: list[tuple[str, str]]) -> None:
+    """Append the ways to cut each piece into two pieces, the longest left part first."""
+    for text in texts:
+        for cut in range(len(text) - 1, 0, -1):
+            left = text[:cut]
+            if left in vocab:
+                right = text[cut:]
+                if right in vocab:
+                    merges.append((left, right))
