@@ -9,12 +9,13 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
 
-from octavo.config.engine import EngineConfig, ServingConfig
+from octavo.config.engine import EngineConfig, ModelConfig, ServingConfig
 from octavo.engine.supervisor import EngineSupervisor
 from octavo.errors import ConfigError
 from octavo.telemetry.log import configure
@@ -48,37 +49,53 @@ def run_server(config: EngineConfig, say: Say = print) -> int:
 
 
 async def _run(config: EngineConfig, listener: socket.socket, say: Say) -> int:
-    stop = asyncio.Event()
+    stop, started = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    supervisor = EngineSupervisor(config)
-    supervisor.launch()
-    serving = asyncio.ensure_future(_serve(config, supervisor, listener, stop, say))
+    serving = asyncio.ensure_future(_serve(config, listener, started, stop, say))
     stopping = asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if not serving.done() and not supervisor.alive:
-            serving.cancel()  # stopped while still starting
-            await asyncio.wait((serving,))
-        if not serving.cancelled():
-            await serving
-        return 0
-    finally:
-        stopping.cancel()
-        await supervisor.close()
+    await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not serving.done() and not started.is_set():
+        serving.cancel()  # stopped while still starting: there is nothing to drain
+        await asyncio.wait((serving,))
+    if not serving.cancelled():
+        await serving
+    return 0
 
 
 async def _serve(
-    config: EngineConfig, supervisor: EngineSupervisor, listener: socket.socket, stop: asyncio.Event, say: Say
+    config: EngineConfig, listener: socket.socket, started: asyncio.Event, stop: asyncio.Event, say: Say
 ) -> None:
     began = time.monotonic()
-    frontend = await asyncio.to_thread(_load, config)
-    from octavo.serving.runtime import assemble, serve
+    supervisor = EngineSupervisor(await _located(config))
+    try:
+        supervisor.launch()
+        frontend = await asyncio.to_thread(_load, config)
+        from octavo.serving.runtime import assemble, serve
 
-    state, store = await assemble(config, frontend, supervisor)
-    for line in greeting(config, state, address_of(listener, config.serving), time.monotonic() - began):
-        say(line)
-    await serve(state, store, listener, stop, config)
+        state, store = await assemble(config, frontend, supervisor)
+        for line in greeting(config, state, address_of(listener, config.serving), time.monotonic() - began):
+            say(line)
+        started.set()
+        await serve(state, store, listener, stop, config)
+    finally:
+        await supervisor.close()
+
+
+async def _located(config: EngineConfig) -> EngineConfig:
+    """The configuration with a hub name replaced by its local copy, so that only one process downloads it."""
+    model = config.model
+    if model.model is None or Path(model.model).expanduser().exists():
+        return config
+    path = await asyncio.to_thread(_find, model)
+    return replace(config, model=replace(model, model=str(path)))
+
+
+def _find(model: ModelConfig) -> Path:
+    from octavo.model.source import find_model
+
+    return find_model(model.model, model.revision, model.download_dir, model.hf_token)
 
 
 def _load(config: EngineConfig) -> "Frontend":
