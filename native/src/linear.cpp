@@ -7,13 +7,8 @@
 namespace octavo {
 namespace {
 
-#if defined(OCTAVO_ISA_AVX512)
-constexpr int kWidest = kMostPanels;
-#else
-constexpr int kWidest = 1;  // fewer registers: one panel and many rows reuse more
-#endif
 constexpr int64_t kWorthSharing = 16384;       // elements that one thread prepares as fast as the team
-constexpr int64_t kSmallMatrix = 1 << 20;      // bytes; below, a thread gets one run of panels
+constexpr int64_t kTaskBytes = 1 << 16;        // of weights, that are worth a task of their own
 constexpr int64_t kFewLimit = kFewRows > 1 ? 2 * kFewRows : 1;  // rows that go that way: each pass reads the codes again
 constexpr int kTileStep = 12;                  // blocks of rows are multiples of it
 
@@ -128,9 +123,9 @@ int pass_rows(int64_t rows) {
 void run_few(const Product& product, const OctavoSegment& segment, int64_t first_output, int64_t begin, int64_t end) {
   const LinearKernel kernel = linear_kernel(segment.format);
   const int height = pass_rows(product.rows);
-  const int widest = height > 2 ? 2 : kMostPanels;
+  const int widest = height > 2 ? 2 : kWidestFew;
   for (int64_t panel = begin; panel < end;) {
-    int wide = widest > 2 && end - panel >= 4 ? 2 : end - panel >= 2 ? 1 : 0;  // as a power of two
+    const int wide = widest > 2 && end - panel >= 4 ? 2 : widest > 1 && end - panel >= 2 ? 1 : 0;  // as a power of two
     const int panels = 1 << wide;
     for (int64_t row = 0; row < product.rows; row += height) {
       const int rows = static_cast<int>(product.rows - row < height ? product.rows - row : height);
@@ -143,19 +138,27 @@ void run_few(const Product& product, const OctavoSegment& segment, int64_t first
   }
 }
 
-void few_rows(Team& team, const Product& product) {
+// Tasks that one product with few rows is dealt out in: some more than threads, for one may be late.
+int64_t few_parts(const Product& product, int threads) {
+  if (threads == 1) return 1;
   int64_t bytes = 0;
   for (int s = 0; s < product.segment_count; ++s) {
     const OctavoSegment& segment = product.segments[s];
     bytes += panel_count(segment.rows) * panel_layout(segment.format, segment.cols).bytes;
   }
-  const int64_t parts = bytes < kSmallMatrix || team.threads() == 1 ? team.threads() : 4 * team.threads();
+  const int64_t turns = bytes / (kTaskBytes * threads);
+  return threads * (turns < 1 ? 1 : turns > 4 ? 4 : turns);
+}
+
+void few_rows(Team& team, const Product& product) {
+  const int64_t parts = few_parts(product, team.threads());
   team.parallel(parts, [&](int64_t part, int) {
     int64_t first_output = 0;
     for (int s = 0; s < product.segment_count; ++s) {
       const OctavoSegment& segment = product.segments[s];
-      const int64_t panels = panel_count(segment.rows);
-      run_few(product, segment, first_output, part * panels / parts, (part + 1) * panels / parts);
+      const int64_t panels = panel_count(segment.rows), pairs = (panels + 1) / 2;
+      const int64_t begin = part * pairs / parts * 2, end = (part + 1) * pairs / parts * 2;
+      run_few(product, segment, first_output, begin, end < panels ? end : panels);
       first_output += segment.rows;
     }
   });
@@ -218,7 +221,7 @@ void many_rows(Team& team, const Product& product) {
   const int64_t even = (product.rows + fewest - 1) / fewest;
   const int64_t height = (even + kTileStep - 1) / kTileStep * kTileStep;
   const int64_t blocks = (product.rows + height - 1) / height;
-  int widest = kWidest;  // narrower strips when there would be too few to share evenly
+  int widest = kWidestMany;  // narrower strips when there would be too few to share evenly
   while (widest > 1 && team.threads() > 1 && all_strips(product, widest) * blocks < 6 * team.threads()) widest /= 2;
   team.parallel(all_strips(product, widest) * blocks, [&](int64_t task, int thread) {
     const int64_t row = task % blocks * height;

@@ -61,6 +61,12 @@ inline Int16 pick_bits(uint32_t mask, Int16 x, Int16 y) {
           _mm256_or_si256(_mm256_and_si256(m, x.b), _mm256_andnot_si256(m, y.b))};
 }
 inline Vec16 to_float(Int16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+// table[code], codes of 4 bits: each half of the table is one permutation.
+inline __m256 look_up(const float* table, __m256i code) {
+  const __m256 low = _mm256_permutevar8x32_ps(_mm256_load_ps(table), code);
+  const __m256 high = _mm256_permutevar8x32_ps(_mm256_load_ps(table + 8), code);
+  return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(code, 28)));
+}
 #else
 struct Int16 {
   uint32_t lane[kLanes];
@@ -140,11 +146,15 @@ template <int Number> inline Vec16 float_of_codes(const Int16& codes) {
     if constexpr (f.offset == 0) return to_float(codes);
     else return to_float(codes) - set1(static_cast<float>(f.offset));
   } else {
+#if defined(OCTAVO_ISA_AVX2)
+    return {look_up(kCodeTable<Number>.value, codes.a), look_up(kCodeTable<Number>.value, codes.b)};
+#else
     uint32_t code[kLanes];
     float lane[kLanes];
     memcpy(code, &codes, sizeof code);
     for (int i = 0; i < kLanes; ++i) lane[i] = kCodeTable<Number>.value[code[i]];
     return load(lane);
+#endif
   }
 }
 

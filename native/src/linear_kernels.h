@@ -13,11 +13,17 @@ namespace octavo {
 constexpr int kDenseGroup = 64;
 constexpr int kPairGroup = 256;       // of bf16 in pairs
 constexpr int kMostPanels = 4;        // of a strip
+
+// As many as there are registers for: rows that keep their sums in them while codes are read, and panels with one such
+// row; panels of a strip with many rows (with few registers one panel and many rows reuse more).
 #if defined(OCTAVO_ISA_AVX512)
-constexpr int kFewRows = 4;           // that keep their sums in registers while codes are read
+constexpr int kFewRows = 4, kWidestFew = 4, kWidestMany = 4;
+#elif defined(OCTAVO_ISA_AVX2) || defined(OCTAVO_ISA_NEON)
+constexpr int kFewRows = 1, kWidestFew = 2, kWidestMany = 1;
 #else
-constexpr int kFewRows = 1;
+constexpr int kFewRows = 1, kWidestFew = 1, kWidestMany = 1;
 #endif
+
 constexpr int kMostRows = 60;         // of one call
 constexpr int kScratchFloats = (kMostPanels * kDenseGroup + 4 * kMostPanels) * kLanes;
 
@@ -48,11 +54,38 @@ using ManyRows = void (*)(const Strip& strip, int panels, const LinearInputs& in
                           float* scratch);
 
 struct LinearKernel {
-  // For rows <= kFewRows and 1, 2 or 4 panels, at [rows - 1][log2(panels)]; of three and four rows only up to 2 panels.
+  // For rows <= kFewRows and 1, 2 or 4 panels, up to kWidestFew and with more than 2 rows up to 2:
+  // at [rows - 1][log2(panels)].
   FewRows few[4][3];
   ManyRows many;
 };
 
-LinearKernel linear_kernel(int32_t format);
+LinearKernel dense_kernel(int32_t format);
+LinearKernel legacy_kernel(int32_t format);
+LinearKernel k_quant_kernel(int32_t format);
+
+inline LinearKernel linear_kernel(int32_t format) {
+  const Format f = format_of(format);
+  return f.dense() ? dense_kernel(format) : f.two_level() ? k_quant_kernel(format) : legacy_kernel(format);
+}
+
+// The entries of a table, from a class with templates kFew<rows, panels> and kMany.
+template <class Kernels> LinearKernel kernel_of() {
+  LinearKernel kernel{};
+  kernel.many = Kernels::kMany;
+  kernel.few[0][0] = Kernels::template kFew<1, 1>;
+  if constexpr (kWidestFew >= 2) kernel.few[0][1] = Kernels::template kFew<1, 2>;
+  if constexpr (kWidestFew >= 4) kernel.few[0][2] = Kernels::template kFew<1, 4>;
+  if constexpr (kFewRows == 4) {
+    kernel.few[1][0] = Kernels::template kFew<2, 1>;
+    kernel.few[1][1] = Kernels::template kFew<2, 2>;
+    kernel.few[1][2] = Kernels::template kFew<2, 4>;
+    kernel.few[2][0] = Kernels::template kFew<3, 1>;
+    kernel.few[2][1] = Kernels::template kFew<3, 2>;
+    kernel.few[3][0] = Kernels::template kFew<4, 1>;
+    kernel.few[3][1] = Kernels::template kFew<4, 2>;
+  }
+  return kernel;
+}
 
 }  // namespace octavo

@@ -6,13 +6,13 @@
 namespace octavo {
 namespace {
 
-// Rows whose accumulators fit the registers, by the panels they meet.
+// Rows of one panel whose accumulators fit the registers.
 #if defined(OCTAVO_ISA_AVX512)
-constexpr int kTallFour = 6, kTallTwo = 12, kTallOne = 12;
+constexpr int kTallOne = 12;
 #elif defined(OCTAVO_ISA_AVX2) || defined(OCTAVO_ISA_NEON)
-constexpr int kTallFour = 1, kTallTwo = 2, kTallOne = 6;
+constexpr int kTallOne = 6;
 #else
-constexpr int kTallFour = 1, kTallTwo = 1, kTallOne = 2;
+constexpr int kTallOne = 2;
 #endif
 
 template <int Rows, int Panels> void float_tile(const FloatTile& t) {
@@ -105,8 +105,10 @@ template <int Tall, int Panels, class Tile> void run_all(Tile tile, int rows) {
 }
 
 template <class Tile> void run_tile(const Tile& tile, int rows, int panels) {
-  if (panels == 4) return run_all<kTallFour, 4>(tile, rows);
-  if (panels == 2) return run_all<kTallTwo, 2>(tile, rows);
+  if constexpr (kWidestMany == 4) {
+    if (panels == 4) return run_all<6, 4>(tile, rows);
+    if (panels == 2) return run_all<12, 2>(tile, rows);
+  }
   return run_all<kTallOne, 1>(tile, rows);
 }
 

@@ -1,0 +1,211 @@
+// Kernels of f32, f16 and bf16 weights.
+#include <string.h>
+
+#include <atomic>
+#if defined(__AVX512BF16__)
+#include <cpuid.h>
+#endif
+
+#include "linear_codes.h"
+#include "linear_kernels.h"
+#include "linear_tile.h"
+
+namespace octavo {
+namespace {
+
+// The weights of inputs k and k + 1.
+template <int Number> inline void read_pair(const uint8_t* panel, int64_t k, Vec16& first, Vec16& second) {
+  if constexpr (Number == OCTAVO_F32) {
+    first = load(reinterpret_cast<const float*>(panel) + k * kLanes);
+    second = load(reinterpret_cast<const float*>(panel) + (k + 1) * kLanes);
+  } else if constexpr (Number == OCTAVO_F16) {
+    first = load_halves(panel + k * 2 * kLanes);
+    second = load_halves(panel + (k + 1) * 2 * kLanes);
+  } else {
+    const Int16 words = load_words(panel + k * 2 * kLanes);
+    first = bits_as_float(shift_right<-16>(words));
+    second = bits_as_float(keep_bits(words, 0xffff0000u));
+  }
+}
+
+template <int Number> inline Vec16 read_last(const uint8_t* panel, int64_t k) {
+  return Number == OCTAVO_F32 ? load(reinterpret_cast<const float*>(panel) + k * kLanes)
+                              : load_halves(panel + k * 2 * kLanes);
+}
+
+template <int Number> const float* dense_inputs(const LinearInputs& in, int64_t row) {
+  return Number == OCTAVO_BF16 ? in.rounded + row * in.even_cols : in.values + row * in.cols;
+}
+
+template <int Number> int64_t dense_cols(const LinearInputs& in) {
+  return Number == OCTAVO_BF16 ? in.even_cols : in.cols;
+}
+
+template <int Number, int Rows, int Panels>
+void few_dense_rows(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
+  constexpr int64_t kBytes = format_of(Number).low_bits / 8 * kLanes;  // of one input
+  const float* x = dense_inputs<Number>(in, row);
+  const int64_t cols = dense_cols<Number>(in), ahead = Panels * strip.layout.bytes;
+  Vec16 total[Rows][Panels];
+  for (int r = 0; r < Rows; ++r)
+    for (int p = 0; p < Panels; ++p) total[r][p] = zero();
+  for (int64_t start = 0; start < cols; start += kDenseGroup) {
+    const int64_t end = start + kDenseGroup < cols ? start + kDenseGroup : cols;
+    Vec16 sum[Rows][Panels];
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+      for (int p = 0; p < Panels; ++p) sum[r][p] = zero();
+    int64_t k = start;
+    for (; k + 2 <= end; k += 2) {
+#pragma GCC unroll 4
+      for (int p = 0; p < Panels; ++p) {
+        const uint8_t* panel = strip.panels + p * strip.layout.bytes;
+        __builtin_prefetch(panel + k * kBytes + ahead, 0, 2);
+        if constexpr (Number == OCTAVO_F32) __builtin_prefetch(panel + (k + 1) * kBytes + ahead, 0, 2);
+        Vec16 first, second;
+        read_pair<Number>(panel, k, first, second);
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r)
+          sum[r][p] = fma(second, set1(x[r * cols + k + 1]), fma(first, set1(x[r * cols + k]), sum[r][p]));
+      }
+    }
+#pragma GCC unroll 4
+    for (int p = 0; p < Panels; ++p) {
+      const Vec16 last = k < end ? read_last<Number>(strip.panels + p * strip.layout.bytes, k) : zero();
+#pragma GCC unroll 4
+      for (int r = 0; r < Rows; ++r) {
+        if (k < end) sum[r][p] = fma(last, set1(x[r * cols + k]), sum[r][p]);
+        total[r][p] = sum[r][p] + total[r][p];
+      }
+    }
+  }
+  for (int r = 0; r < Rows; ++r)
+    for (int p = 0; p < Panels; ++p) store(out + (r * Panels + p) * kLanes, total[r][p]);
+}
+
+template <int Number> void unpack_dense(const uint8_t* panel, int64_t start, int64_t end, float* out) {
+  int64_t k = start;
+  for (; k + 2 <= end; k += 2, out += 2 * kLanes) {
+    Vec16 first, second;
+    read_pair<Number>(panel, k, first, second);
+    store(out, first);
+    store(out + kLanes, second);
+  }
+  if (k < end) store(out, read_last<Number>(panel, k));
+}
+
+template <int Number>
+void many_dense_rows(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int rows, float* total,
+                float* scratch) {
+  const int64_t cols = dense_cols<Number>(in);
+  memset(total, 0, sizeof(float) * static_cast<size_t>(rows * panels * kLanes));
+  for (int64_t start = 0; start < cols; start += kDenseGroup) {
+    const int64_t end = start + kDenseGroup < cols ? start + kDenseGroup : cols;
+    FloatTile tile{};
+    if constexpr (Number == OCTAVO_F32) {
+      tile.weights = reinterpret_cast<const float*>(strip.panels) + start * kLanes;
+      tile.panel_stride = strip.layout.bytes / static_cast<int64_t>(sizeof(float));
+    } else {
+      for (int p = 0; p < panels; ++p)
+        unpack_dense<Number>(strip.panels + p * strip.layout.bytes, start, end, scratch + p * kDenseGroup * kLanes);
+      tile.weights = scratch;
+      tile.panel_stride = kDenseGroup * kLanes;
+    }
+    tile.count = end - start;
+    tile.inputs = dense_inputs<Number>(in, row) + start;
+    tile.row_stride = cols;
+    tile.total = total;
+    run_float_tile(tile, rows, panels);
+  }
+}
+
+template <int Number> struct Dense {
+  template <int Rows, int Panels> static constexpr FewRows kFew = few_dense_rows<Number, Rows, Panels>;
+  static constexpr ManyRows kMany = many_dense_rows<Number>;
+};
+
+#if defined(__AVX512BF16__)
+template <int Rows, int Panels>
+void few_pair_rows(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
+  const int64_t words = in.even_cols / 2, ahead = Panels * strip.layout.bytes;
+  const uint32_t* x = in.pairs + row * words;
+  __m512 total[Rows][Panels];
+  for (int r = 0; r < Rows; ++r)
+    for (int p = 0; p < Panels; ++p) total[r][p] = _mm512_setzero_ps();
+  for (int64_t start = 0; start < words; start += kPairGroup / 2) {
+    const int64_t end = start + kPairGroup / 2 < words ? start + kPairGroup / 2 : words;
+    __m512 sum[Rows][Panels];
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+      for (int p = 0; p < Panels; ++p) sum[r][p] = _mm512_setzero_ps();
+    for (int64_t k = start; k < end; ++k) {
+#pragma GCC unroll 4
+      for (int p = 0; p < Panels; ++p) {
+        const uint8_t* weights = strip.panels + p * strip.layout.bytes + k * 4 * kLanes;
+        __builtin_prefetch(weights + ahead, 0, 2);
+        const __m512bh weight = (__m512bh)_mm512_loadu_si512(weights);
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) {
+          const __m512bh input = (__m512bh)_mm512_set1_epi32(static_cast<int>(x[r * words + k]));
+          sum[r][p] = _mm512_dpbf16_ps(sum[r][p], weight, input);
+        }
+      }
+    }
+    for (int r = 0; r < Rows; ++r)
+      for (int p = 0; p < Panels; ++p) total[r][p] = _mm512_add_ps(sum[r][p], total[r][p]);
+  }
+  for (int r = 0; r < Rows; ++r)
+    for (int p = 0; p < Panels; ++p) _mm512_storeu_ps(out + (r * Panels + p) * kLanes, total[r][p]);
+}
+
+void many_pair_rows(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int rows, float* total, float*) {
+  const int64_t words = in.even_cols / 2;
+  memset(total, 0, sizeof(float) * static_cast<size_t>(rows * panels * kLanes));
+  for (int64_t start = 0; start < words; start += kPairGroup / 2) {
+    PairTile tile{};
+    tile.weights = strip.panels + start * 4 * kLanes;
+    tile.panel_stride = strip.layout.bytes;
+    tile.count = start + kPairGroup / 2 < words ? kPairGroup / 2 : words - start;
+    tile.inputs = in.pairs + row * words + start;
+    tile.row_stride = words;
+    tile.total = total;
+    run_pair_tile(tile, rows, panels);
+  }
+}
+
+struct Pairs {
+  template <int Rows, int Panels> static constexpr FewRows kFew = few_pair_rows<Rows, Panels>;
+  static constexpr ManyRows kMany = many_pair_rows;
+};
+
+bool is_amd() {
+  uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(0, &eax, &ebx, &ecx, &edx) && ebx == signature_AMD_ebx && ecx == signature_AMD_ecx;
+}
+#endif
+
+}  // namespace
+
+bool bf16_in_pairs() {
+#if defined(__AVX512BF16__)
+  static std::atomic<int> known{-1};  // asking the processor takes microseconds in a virtual machine
+  int answer = known.load(std::memory_order_relaxed);
+  if (answer < 0) known.store(answer = is_amd() ? 1 : 0, std::memory_order_relaxed);
+  return answer == 1;
+#else
+  return false;
+#endif
+}
+
+LinearKernel dense_kernel(int32_t format) {
+  if (format == OCTAVO_F32) return kernel_of<Dense<OCTAVO_F32>>();
+  if (format == OCTAVO_F16) return kernel_of<Dense<OCTAVO_F16>>();
+#if defined(__AVX512BF16__)
+  if (bf16_in_pairs()) return kernel_of<Pairs>();
+#endif
+  return kernel_of<Dense<OCTAVO_BF16>>();
+}
+
+}  // namespace octavo
