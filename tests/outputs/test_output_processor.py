@@ -72,7 +72,7 @@ def test_ends_inside_a_character(ids, reason, text):
         assert (joined(deltas), deltas[-1].finish_reason) == (text, reason)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_every_cut_gives_the_same_answer(data):
     tokenizer = data.draw(st.sampled_from([smol, gemma]))
