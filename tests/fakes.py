@@ -123,6 +123,8 @@ class FakeExecutor:
             assert arrival.slot not in self._slots, f"slot {arrival.slot} is taken"
             tables: list[list[int]] = [[] for _ in self.groups]
             self._slots[arrival.slot] = _Slot(arrival, list(arrival.token_ids), tables)
+        for copy in plan.copies:
+            self._cells[copy.target] = list(self._cells[copy.source])
         drawn = [self._run(row) for row in plan.rows]
         tokens = tuple(token for token in drawn if token is not None)
         sampled = [row for row in plan.rows if row.samples]

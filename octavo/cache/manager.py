@@ -11,6 +11,7 @@ from octavo.cache.pool import BlockPool
 from octavo.cache.prefix_index import PrefixIndex
 from octavo.cache.table import BlockTable, NewBlocks, PrefixMatch, SequenceBlocks
 from octavo.errors import ConfigError
+from octavo.flow.plan import BlockCopy
 
 _UNLIMITED = 1 << 60  # tokens
 
@@ -44,8 +45,9 @@ class CacheManager:
     """The only part of the cache that the scheduler talks to. Ids only, never tensors.
 
     A block is written by one sequence until it is full; only full, computed blocks are published, and a published block
-    is never written again. So whoever shares a block shares something constant. (Sharing a block before it is full
-    needs a copy when it is written: `flow.plan.BlockCopy` is there for that.)
+    is never written again. So whoever shares a block shares something constant. A block that is not full yet can be
+    taken over from a living sequence (`fork`): it is copied in the step in which the fork first writes into it, and
+    not at all when the fork begins at a block border.
 
     Raises:
         ConfigError: not even one token fits into the blocks.
@@ -65,6 +67,7 @@ class CacheManager:
         self._index = PrefixIndex([group.tail(options.block_size) for group in groups])
         self._pool = BlockPool(options.num_blocks, options.eviction, self._index.remove)
         self._generation = 0
+        self._copies: list[BlockCopy] = []
 
     def open(self, salt: str = "") -> SequenceBlocks:
         """The (empty) blocks of a new sequence. Only sequences of equal `salt` ever share a block."""
@@ -98,10 +101,45 @@ class CacheManager:
         )
         return PrefixMatch(length * size, blocks, firsts)
 
+    def fork(self, held: SequenceBlocks, donor: SequenceBlocks, tokens: int) -> PrefixMatch | None:
+        """What a sequence that holds nothing can take over from one that is alive, up to the middle of a block.
+
+        Args:
+            donor: has computed the first `tokens` tokens of `held`'s sequence, with the same salt.
+
+        Returns:
+            None when the donor has let go of what `held` would read, or was begun before the cache was reset.
+        """
+        size = self.block_size
+        whole, started = divmod(tokens, size)
+        firsts = tuple(min(group.first_read(tokens, size), whole) for group in self._groups)
+        gone = any(table.first > first for table, first in zip(donor.tables, firsts, strict=True))
+        if tokens < 1 or gone or donor.generation != self._generation:
+            return None
+        self._refresh(held)
+        if len(held.hashes) < whole:
+            held.hashes[:] = donor.hashes[:whole]
+        return PrefixMatch(
+            tokens,
+            tuple(
+                (0,) * first + tuple(table.blocks[first:whole])
+                for table, first in zip(donor.tables, firsts, strict=True)
+            ),
+            firsts,
+            tuple(table.blocks[whole] for table in donor.tables) if started else (),
+        )
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """What has to be copied, in this order, before the next step computes anything."""
+        copies = tuple(self._copies)
+        self._copies.clear()
+        return copies
+
     def room(self, held: SequenceBlocks, start: int, match: PrefixMatch | None = None) -> int:
         """The most tokens from position `start` on that `reserve` would grant now."""
         if match is not None:
-            return self._tokens_in(self._pool.available - self._revived(match))
+            started = match.tokens % self.block_size
+            return max(0, self._tokens_in(self._pool.available - self._revived(match)) - started)
         self._slide(held, start)
         return held.capacity - start + self._tokens_in(self._pool.available)
 
@@ -140,6 +178,7 @@ class CacheManager:
         held.capacity = (length + grow) * self.block_size
         if match is None:
             return gained
+        self._copies += [BlockCopy(tail, fresh[0]) for tail, fresh in zip(match.tails, gained, strict=bool(match.tails))]
         return tuple(cached + fresh for cached, fresh in zip(match.blocks, gained, strict=True))
 
     def publish(self, held: SequenceBlocks, token_ids: Sequence[int], computed: int) -> None:
@@ -150,7 +189,7 @@ class CacheManager:
         if held.generation != self._generation:
             return  # begun before the cache was reset
         for index in range(first, last):
-            if len(held.hashes) <= index:
+            while len(held.hashes) <= index:
                 extend_hashes(held.hashes, held.root, token_ids, size)
             key = held.hashes[index]
             for group, table in enumerate(held.tables):
@@ -234,7 +273,7 @@ class CacheManager:
             table.blocks = list(blocks)
             table.first = first
         if self.prefix_caching:
-            held.publish_at = match.tokens + self.block_size
+            held.publish_at = (match.tokens // self.block_size + 1) * self.block_size
 
     def _slide(self, held: SequenceBlocks, position: int) -> None:
         """Let go of what no query from `position` on reads."""

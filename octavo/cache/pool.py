@@ -51,13 +51,15 @@ class BlockPool:
         return taken
 
     def share(self, blocks: Iterable[BlockId]) -> None:
-        """One more reader for each of these cached blocks."""
+        """One more reader for each of these blocks; they are cached or have readers."""
         references, uses = self.references, self._uses
         for block in blocks:
             if references[block] == 0:
                 self._order.remove(block)
             references[block] += 1
-            uses[block].hits += 1
+            use = uses.get(block)
+            if use is not None:
+                use.hits += 1
 
     def release(self, blocks: Sequence[BlockId]) -> None:
         """One reader less for each; a block without readers is cached when it was kept, else free."""

@@ -48,9 +48,12 @@ class SequenceBlocks:
 class PrefixMatch:
     """Cached blocks for the first `tokens` tokens of a sequence; an observation, nothing is held by it.
 
-    `blocks[g]` is group g's table up to there, `firsts[g]` its first entry that must be held.
+    `blocks[g]` is group g's table up to there, in whole blocks; `firsts[g]` its first entry that must be held.
+    `tails[g]` is the block that holds the tokens after the last whole block, when there are any: it is copied, not
+    shared, because whoever takes the match over writes on into it.
     """
 
     tokens: int
     blocks: NewBlocks
     firsts: tuple[int, ...]
+    tails: tuple[BlockId, ...] = ()

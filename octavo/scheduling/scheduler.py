@@ -93,8 +93,8 @@ class Scheduler:
         streams = [self._open(request, index) for index in range(request.n)]
         self._streams[request.id] = streams
         self._unstarted.add(request.id)
-        # The first stream computes the prompt; the others find it in the prefix cache.
-        shares = self._cache.prefix_caching and len(request.prompt_token_ids) > self._cache.block_size
+        # The first stream computes the prompt; the others share it.
+        shares = len(request.prompt_token_ids) > self._cache.block_size
         if shares and len(streams) > 1:
             self._parked[request.id] = streams[1:]
         for sequence in streams:
@@ -122,6 +122,7 @@ class Scheduler:
             self._next_step,
             tuple(draft.rows.values()),
             tuple(draft.arrivals.values()),
+            copies=self._cache.take_copies() if draft.rows else (),
             released=released,
             preempted=tuple(draft.preempted),
         )
@@ -291,7 +292,17 @@ class Scheduler:
         return found
 
     def _match(self, sequence: SequenceState) -> PrefixMatch:
-        return self._cache.match_prefix(sequence.blocks, sequence.token_ids, sequence.match_limit)
+        """What it need not compute: from the prefix cache, or more from a stream of its request that runs."""
+        match = self._cache.match_prefix(sequence.blocks, sequence.token_ids, sequence.match_limit)
+        if sequence.request.n == 1 or sequence.match_limit is not None:
+            return match
+        donor = next((other for other in self._streams[sequence.request.id] if other.slot >= 0), None)
+        if donor is None:
+            return match
+        tokens = min(sequence.prompt_len, donor.computed, len(sequence.token_ids) - 1)
+        if tokens <= match.tokens:
+            return match
+        return self._cache.fork(sequence.blocks, donor.blocks, tokens) or match
 
     def _admit(self, draft: StepDraft, sequence: SequenceState, match: PrefixMatch, limit: int, now: float) -> bool:
         """Start a waiting sequence with at most `limit` tokens; false when there is no room for it."""
