@@ -178,7 +178,9 @@ class CacheManager:
         held.capacity = (length + grow) * self.block_size
         if match is None:
             return gained
-        self._copies += [BlockCopy(tail, fresh[0]) for tail, fresh in zip(match.tails, gained, strict=bool(match.tails))]
+        self._copies += [
+            BlockCopy(tail, fresh[0]) for tail, fresh in zip(match.tails, gained, strict=bool(match.tails))
+        ]
         return tuple(cached + fresh for cached, fresh in zip(match.blocks, gained, strict=True))
 
     def publish(self, held: SequenceBlocks, token_ids: Sequence[int], computed: int) -> None:
