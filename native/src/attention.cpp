@@ -1,10 +1,10 @@
 // Paged attention. A task is a tile of query rows of one sequence for one kv head, so the keys and values it loads serve
-// all query heads of the group. Weights are normalized on the way ("online softmax", Milakov & Gimelshein 2018,
+// all query heads of the group. Weights are normalized part by part ("online softmax", Milakov & Gimelshein 2018,
 // arXiv:1805.02867).
 //
-// What a row computes depends on its own position alone: keys are taken in blocks of kKeys and blocks in parts of kPart,
-// both counted from position 0; a part is summed on its own and parts are merged in order. So a long context may be cut
-// over threads at parts, and the tiles, the batch and the size of cache blocks leave no trace in the bits.
+// What a row computes depends on its own position alone: keys are taken in parts of kPart, counted from position 0; a
+// part is summed on its own and parts are merged in order. So a long context may be cut over threads at parts, and the
+// tiles, the batch and the size of cache blocks leave no trace in the bits.
 #include "attention_work.h"
 
 namespace octavo {

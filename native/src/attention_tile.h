@@ -11,8 +11,9 @@
 
 namespace octavo {
 
-constexpr int64_t kKeys = 64; // of a block; blocks start at multiples of it
-constexpr int kChunks = 4;    // of 16 keys
+constexpr int64_t kPart = 256;           // keys whose weights share one largest score; parts start at multiples of it
+constexpr int64_t kKeys = 64;            // keys of a block, likewise
+constexpr int kChunks = 4;               // of 16 keys in a block
 
 struct CacheF32 {
   using Type = float;
@@ -43,7 +44,7 @@ template <class Format> struct KeyBlock {
 struct RowSet {
   int64_t head_dim;
   const float* queries; // [rows][head_dim], scaled
-  float* scores;        // [rows][kKeys], later weights
+  float* scores;        // of the block, later weights; a row's are kPart behind the last row's
   float* sums;          // [rows][sums_stride], weighted values; head_dim rounded up to 16 are used
   int64_t sums_stride;
 };
@@ -51,22 +52,30 @@ struct RowSet {
 template <class Format, int Rows, int Vectors>
 void score_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, int chunk) {
   Vec16 totals[Rows][Vectors];
+#pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
     for (int c = 0; c < Vectors; ++c) totals[r][c] = zero();
   }
   const float* query = set.queries + row * set.head_dim;
   const typename Format::Type* keys[Vectors];
+#pragma GCC unroll 4
   for (int c = 0; c < Vectors; ++c) keys[c] = block.keys[chunk + c];
   for (int64_t d = 0; d < set.head_dim; ++d) {
     Vec16 key[Vectors];
+#pragma GCC unroll 4
     for (int c = 0; c < Vectors; ++c) key[c] = Format::load16(keys[c] + d * block.key_stride);
+#pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r) {
       const Vec16 q = set1(query[r * set.head_dim + d]);
+#pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) totals[r][c] = fma(q, key[c], totals[r][c]);
     }
   }
+#pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r) {
-    for (int c = 0; c < Vectors; ++c) store(set.scores + (row + r) * kKeys + 16 * (chunk + c), totals[r][c]);
+#pragma GCC unroll 4
+    for (int c = 0; c < Vectors; ++c) store(set.scores + (row + r) * kPart + 16 * (chunk + c), totals[r][c]);
   }
 }
 
@@ -75,8 +84,10 @@ template <class Format, int Rows, int Vectors>
 void value_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, int64_t at, int first, int last) {
   Vec16 totals[Rows][Vectors];
   float* sums = set.sums + row * set.sums_stride + at;
-  const float* weights = set.scores + row * kKeys;
+  const float* weights = set.scores + row * kPart;
+#pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
     for (int c = 0; c < Vectors; ++c) totals[r][c] = load(sums + r * set.sums_stride + 16 * c);
   }
   for (int key = first; key < last;) {
@@ -85,14 +96,19 @@ void value_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
     const typename Format::Type* values = block.values[chunk] + (key - 16 * chunk) * block.value_stride + at;
     for (; key < end; ++key, values += block.value_stride) {
       Vec16 value[Vectors];
+#pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) value[c] = Format::load16(values + 16 * c);
+#pragma GCC unroll 4
       for (int r = 0; r < Rows; ++r) {
-        const Vec16 weight = set1(weights[r * kKeys + key]);
+        const Vec16 weight = set1(weights[r * kPart + key]);
+#pragma GCC unroll 4
         for (int c = 0; c < Vectors; ++c) totals[r][c] = fma(weight, value[c], totals[r][c]);
       }
     }
   }
+#pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
     for (int c = 0; c < Vectors; ++c) store(sums + r * set.sums_stride + 16 * c, totals[r][c]);
   }
 }
@@ -107,7 +123,7 @@ void value_rest(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
     const typename Format::Type* values = block.values[key / 16] + (key % 16) * block.value_stride + at;
     float lanes[16] = {};
     for (int64_t i = 0; i < count; ++i) lanes[i] = Format::load1(values[i]);
-    total = fma(set1(set.scores[row * kKeys + key]), load(lanes), total);
+    total = fma(set1(set.scores[row * kPart + key]), load(lanes), total);
   }
   store(sums, total);
 }
@@ -127,6 +143,7 @@ void value_rows(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
   }
   for (; at + 16 <= set.head_dim; at += 16) value_tile<Format, Rows, 1>(set, block, row, at, first, last);
   if (at == set.head_dim) return;
+#pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r) value_rest(set, block, row + r, at, first, last);
 }
 

@@ -9,7 +9,6 @@
 
 namespace octavo {
 
-constexpr int64_t kPart = 256;        // keys
 constexpr int64_t kTileQueries = 32;  // query rows of a task, heads of the group counted
 constexpr int64_t kRowsToConvert = 8; // from here on a 16-bit block is converted once, not by each tile of rows
 
@@ -69,10 +68,10 @@ inline void clear(RowState state, int64_t padded) {
 
 // total = total and part, both relative to their own largest score.
 inline void merge(RowState total, RowState part, int64_t padded) {
-  const float top = part.largest() > total.largest() ? part.largest() : total.largest();
-  const float keep = exp1(total.largest() - top);
-  const float take = exp1(part.largest() - top);
-  total.largest() = top;
+  const bool higher = part.largest() > total.largest();
+  const float keep = higher ? exp1(total.largest() - part.largest()) : 1.0f;
+  const float take = higher ? 1.0f : exp1(part.largest() - total.largest());
+  if (higher) total.largest() = part.largest();
   total.weight() = total.weight() * keep + part.weight() * take;
   for (int64_t at = 0; at < padded; at += 16) {
     const Vec16 kept = load(total.values + at) * set1(keep);
@@ -99,12 +98,12 @@ public:
     return attention_.first_key(position) < (part + 1) * kPart && position >= part * kPart;
   }
 
-  // Keys of the block at `begin` that the row sees.
-  Range range_of(int64_t row, int64_t begin) const {
+  // Those of the `count` keys from `begin` on that the row sees, counted from `begin`; first >= last when there is none.
+  Range range_of(int64_t row, int64_t begin, int64_t count) const {
     const int64_t position = position_of(row);
     const int64_t first = larger(attention_.first_key(position) - begin, 0);
-    const int64_t last = smaller(position + 1 - begin, kKeys);
-    return {static_cast<int>(smaller(first, kKeys)), static_cast<int>(larger(last, 0))};
+    const int64_t last = smaller(position + 1 - begin, count);
+    return {static_cast<int>(smaller(first, count)), static_cast<int>(larger(last, 0))};
   }
 
   void write_output(int64_t row, RowState total) const {
@@ -122,31 +121,38 @@ private:
   int64_t kv_head_;
 };
 
+// The scores of a part first, then its weights, then its values: one largest score a part, and keys and values are never
+// in the way of each other.
 template <class Format> class TileWork {
 public:
   using Type = typename Format::Type;
 
   TileWork(const Attention& attention, const Tile& tile, int64_t kv_head, float* memory)
-      : attention_(attention), tile_(tile), table_(attention.layer.table(tile.slot)), kv_head_(kv_head),
-        tile_rows_(attention, tile, kv_head), rows_(tile_rows_.count()) {
+      : attention_(attention), layout_(attention.layer.layout), tile_(tile),
+        table_(attention.layer.table(tile.slot)), kv_head_(kv_head), tile_rows_(attention, tile, kv_head),
+        rows_(tile_rows_.count()), in_chunks_(layout_.block_size % 16 == 0),
+        converts_(!in_chunks_ || (sizeof(Type) != 4 && rows_ >= kRowsToConvert)) {
     queries_ = memory;
     scores_ = queries_ + aligned(rows_ * attention.head_dim);
-    converted_ = scores_ + rows_ * kKeys;
+    converted_ = scores_ + rows_ * kPart;
     load_queries();
   }
 
   static int64_t aligned(int64_t floats) { return (floats + 15) / 16 * 16; }
   static int64_t floats_needed(const Attention& attention, int64_t rows) {
-    return aligned(rows * attention.head_dim) + rows * kKeys + 2 * kKeys * attention.padded;
+    return aligned(rows * attention.head_dim) + rows * kPart + kKeys * attention.padded;
   }
 
   // states: [rows] of state_floats, written.
   void run_part(int64_t part, float* states) {
-    states_ = states;
     for (int64_t row = 0; row < rows_; ++row) clear(state_at(states, row, attention_), attention_.padded);
-    const int64_t begin = larger(part * kPart, attention_.first_key(tile_.position) / kKeys * kKeys);
-    const int64_t end = smaller((part + 1) * kPart, tile_.position + tile_.tokens);
-    for (int64_t key = begin; key < end; key += kKeys) run_block(key);
+    const int64_t begin = part * kPart;
+    const int64_t first_seen = attention_.first_key(tile_.position) - begin;
+    const int64_t first = larger(0, first_seen / kKeys);
+    const int64_t end = smaller(kPart, tile_.position + tile_.tokens - begin);
+    for (int64_t block = first; block * kKeys < end; ++block) score_block(begin + block * kKeys, block, states);
+    for (int64_t row = 0; row < rows_; ++row) weigh(row, begin, state_at(states, row, attention_));
+    for (int64_t block = first; block * kKeys < end; ++block) add_block(begin + block * kKeys, block, states);
   }
 
   const TileRows& rows() const { return tile_rows_; }
@@ -166,137 +172,153 @@ private:
     }
   }
 
-  RowSet row_set() const {
-    return {attention_.head_dim, queries_, scores_, states_ + 16, attention_.state_floats()};
+  RowSet row_set(int64_t block, float* states) const {
+    return {attention_.head_dim, queries_, scores_ + block * kKeys, states + 16, attention_.state_floats()};
   }
 
-  void run_block(int64_t begin) {
-    const int64_t seen = smaller(kKeys, tile_.position + tile_.tokens - begin);
-    const int64_t unseen = larger(0, attention_.first_key(tile_.position) - begin);
-    const bool in_chunks = attention_.layer.layout.block_size % 16 == 0;
-    if (in_chunks && (rows_ < kRowsToConvert || sizeof(Type) == 4)) {
-      return multiply(in_place(begin, unseen, seen), begin);
-    }
-    if (in_chunks) convert(in_place(begin, unseen, seen), unseen, seen);
-    else gather(begin, unseen, seen);
-    multiply(converted_block(), begin);
+  // Keys of the block at `begin` that any row sees.
+  Range seen(int64_t begin) const {
+    return {static_cast<int>(larger(0, attention_.first_key(tile_.position) - begin)),
+            static_cast<int>(smaller(kKeys, tile_.position + tile_.tokens - begin))};
   }
 
-  // Chunks outside of unseen .. seen - 1 may have no block: they borrow another's address, and their scores are dropped.
-  KeyBlock<Format> in_place(int64_t begin, int64_t unseen, int64_t seen) const {
-    const CacheLayout& layout = attention_.layer.layout;
+  const uint8_t* block_of(int64_t position) const {
+    return attention_.layer.block(table_[position / layout_.block_size]);
+  }
+
+  // Chunks that nobody sees may have no cache block: they borrow another's address, and their scores are dropped.
+  KeyBlock<Format> in_place(int64_t begin) const {
+    const Range range = seen(begin);
     KeyBlock<Format> block;
-    block.key_stride = layout.block_size;
-    block.value_stride = layout.value_width;
-    const int64_t first = unseen / 16;
-    const int64_t last = (seen - 1) / 16;
+    block.key_stride = layout_.block_size;
+    block.value_stride = layout_.value_width;
+    const int64_t first = range.first / 16;
+    const int64_t last = (range.last - 1) / 16;
     for (int64_t chunk = 0; chunk < kChunks; ++chunk) {
       const int64_t position = begin + 16 * smaller(larger(chunk, first), last);
-      const int64_t offset = position % layout.block_size;
-      const uint8_t* data = attention_.layer.block(table_[position / layout.block_size]);
-      block.keys[chunk] = reinterpret_cast<const Type*>(data + layout.keys_at(kv_head_)) + offset;
+      const int64_t offset = position % layout_.block_size;
+      const uint8_t* data = block_of(position);
+      block.keys[chunk] = reinterpret_cast<const Type*>(data + layout_.keys_at(kv_head_)) + offset;
       block.values[chunk] =
-          reinterpret_cast<const Type*>(data + layout.values_at(kv_head_)) + offset * layout.value_width;
+          reinterpret_cast<const Type*>(data + layout_.values_at(kv_head_)) + offset * layout_.value_width;
     }
     return block;
   }
 
-  float* converted_keys() const { return converted_; }
-  float* converted_values() const { return converted_ + kKeys * attention_.padded; }
-
+  // The converted block's keys are [head_dim][kKeys], its values [kKeys][padded], one at a time.
   KeyBlock<CacheF32> converted_block() const {
     KeyBlock<CacheF32> block;
     block.key_stride = kKeys;
     block.value_stride = attention_.padded;
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      block.keys[chunk] = converted_keys() + 16 * chunk;
-      block.values[chunk] = converted_values() + 16 * chunk * attention_.padded;
+      block.keys[chunk] = converted_ + 16 * chunk;
+      block.values[chunk] = converted_ + 16 * chunk * attention_.padded;
     }
     return block;
   }
 
-  void convert(const KeyBlock<Format>& block, int64_t unseen, int64_t seen) {
+  void score_block(int64_t begin, int64_t block, float* states) {
+    const RowSet set = row_set(block, states);
+    if (!converts_) return score(set, in_place(begin));
+    if (in_chunks_) convert_keys(in_place(begin));
+    else gather_keys(begin);
+    score(set, converted_block());
+  }
+
+  template <class Source> void score(const RowSet& set, const KeyBlock<Source>& block) {
+    for_row_tiles(rows_, [&](int64_t row, auto count) { score_rows<Source, count.value>(set, block, row); });
+  }
+
+  void convert_keys(const KeyBlock<Format>& block) {
     for (int64_t chunk = 0; chunk < kChunks; ++chunk) {
       for (int64_t d = 0; d < attention_.head_dim; ++d) {
         const Vec16 keys = Format::load16(block.keys[chunk] + d * block.key_stride);
-        store(converted_keys() + d * kKeys + 16 * chunk, keys);
+        store(converted_ + d * kKeys + 16 * chunk, keys);
       }
     }
-    for (int64_t key = unseen; key < seen; ++key) {
+  }
+
+  // For block sizes that chunks of 16 do not fit.
+  void gather_keys(int64_t begin) {
+    const Range range = seen(begin);
+    for (int64_t key = 0; key < kKeys; ++key) {
+      float* column = converted_ + key;
+      const bool in_range = key >= range.first && key < range.last;
+      const int64_t position = begin + (in_range ? key : range.first);
+      const uint8_t* data = block_of(position) + layout_.keys_at(kv_head_);
+      const Type* keys = reinterpret_cast<const Type*>(data) + position % layout_.block_size;
+      for (int64_t d = 0; d < attention_.head_dim; ++d) {
+        column[d * kKeys] = Format::load1(keys[d * layout_.block_size]);
+      }
+    }
+  }
+
+  // The row's scores become weights e^(score - largest).
+  void weigh(int64_t row, int64_t begin, RowState state) {
+    const Range range = tile_rows_.range_of(row, begin, kPart);
+    if (range.first >= range.last) return;
+    float* scores = scores_ + row * kPart;
+    const int first = range.first / 16 * 16;
+    Vec16 tops[4] = {set1(-INFINITY), set1(-INFINITY), set1(-INFINITY), set1(-INFINITY)};
+    for (int at = first; at < range.last; at += 16) {
+      Vec16 score = load(scores + at);
+      if (attention_.softcap > 0.0f) {
+        score = tanh(score / set1(attention_.softcap)) * set1(attention_.softcap);
+      }
+      score = keep_seen(score, at, range);
+      store(scores + at, score);
+      tops[at / 16 % 4] = max(score, tops[at / 16 % 4]);
+    }
+    state.largest() = largest(max(max(tops[0], tops[1]), max(tops[2], tops[3])));
+    const Vec16 top = set1(state.largest());
+    Vec16 sums[4] = {zero(), zero(), zero(), zero()};
+    for (int at = first; at < range.last; at += 16) {
+      const Vec16 weight = exp(load(scores + at) - top);
+      store(scores + at, weight);
+      sums[at / 16 % 4] = sums[at / 16 % 4] + weight;
+    }
+    state.weight() = sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  }
+
+  static Vec16 keep_seen(Vec16 score, int at, Range range) {
+    if (range.first <= at && at + 16 <= range.last) return score;
+    const int first = range.first > at ? range.first - at : 0;
+    const int last = range.last < at + 16 ? range.last - at : 16;
+    return keep_range(score, first, last, -INFINITY);
+  }
+
+  void add_block(int64_t begin, int64_t block, float* states) {
+    const RowSet set = row_set(block, states);
+    if (!converts_) return add(set, in_place(begin), begin);
+    if (in_chunks_) convert_values(in_place(begin), seen(begin));
+    else gather_values(begin);
+    add(set, converted_block(), begin);
+  }
+
+  template <class Source> void add(const RowSet& set, const KeyBlock<Source>& block, int64_t begin) {
+    for_row_tiles(rows_, [&](int64_t row, auto count) { add_values<Source, count.value>(set, block, row, begin); });
+  }
+
+  void convert_values(const KeyBlock<Format>& block, Range range) {
+    for (int key = range.first; key < range.last; ++key) {
       convert_value(block.values[key / 16] + (key % 16) * block.value_stride, key);
     }
   }
 
+  void gather_values(int64_t begin) {
+    const Range range = seen(begin);
+    for (int key = range.first; key < range.last; ++key) {
+      const uint8_t* data = block_of(begin + key) + layout_.values_at(kv_head_);
+      const int64_t offset = (begin + key) % layout_.block_size;
+      convert_value(reinterpret_cast<const Type*>(data) + offset * layout_.value_width, key);
+    }
+  }
+
   void convert_value(const Type* value, int64_t key) {
-    float* out = converted_values() + key * attention_.padded;
+    float* out = converted_ + key * attention_.padded;
     int64_t at = 0;
     for (; at + 16 <= attention_.head_dim; at += 16) store(out + at, Format::load16(value + at));
     for (; at < attention_.head_dim; ++at) out[at] = Format::load1(value[at]);
-  }
-
-  // For block sizes that chunks of 16 do not fit.
-  void gather(int64_t begin, int64_t unseen, int64_t seen) {
-    const CacheLayout& layout = attention_.layer.layout;
-    for (int64_t key = 0; key < kKeys; ++key) {
-      float* column = converted_keys() + key;
-      if (key < unseen || key >= seen) {
-        for (int64_t d = 0; d < attention_.head_dim; ++d) column[d * kKeys] = 0.0f;
-        continue;
-      }
-      const int64_t offset = (begin + key) % layout.block_size;
-      const uint8_t* data = attention_.layer.block(table_[(begin + key) / layout.block_size]);
-      const Type* keys = reinterpret_cast<const Type*>(data + layout.keys_at(kv_head_)) + offset;
-      for (int64_t d = 0; d < attention_.head_dim; ++d) {
-        column[d * kKeys] = Format::load1(keys[d * layout.block_size]);
-      }
-      const Type* values = reinterpret_cast<const Type*>(data + layout.values_at(kv_head_));
-      convert_value(values + offset * layout.value_width, key);
-    }
-  }
-
-  template <class Source> void multiply(const KeyBlock<Source>& block, int64_t begin) {
-    const RowSet set = row_set();
-    for_row_tiles(rows_, [&](int64_t row, auto count) { score_rows<Source, count.value>(set, block, row); });
-    for (int64_t row = 0; row < rows_; ++row) weigh(row, tile_rows_.range_of(row, begin));
-    for_row_tiles(rows_, [&](int64_t row, auto count) { add_values<Source, count.value>(set, block, row, begin); });
-  }
-
-  // Scores become weights; what the row holds so far is brought to the new largest score.
-  void weigh(int64_t row, Range range) {
-    if (range.first >= range.last) return;
-    float* scores = scores_ + row * kKeys;
-    Vec16 score[kChunks];
-    Vec16 top = set1(-INFINITY);
-    for (int c = 0; c < kChunks; ++c) {
-      score[c] = load(scores + 16 * c);
-      if (attention_.softcap > 0.0f) {
-        score[c] = tanh(score[c] / set1(attention_.softcap)) * set1(attention_.softcap);
-      }
-      score[c] = keep_range(score[c], lane_of(range.first, c), lane_of(range.last, c), -INFINITY);
-      top = max(score[c], top);
-    }
-    const RowState state = state_at(states_, row, attention_);
-    const float block_top = largest(top);
-    const float new_top = block_top > state.largest() ? block_top : state.largest();
-    if (new_top > state.largest()) {
-      const float keep = exp1(state.largest() - new_top);
-      state.weight() *= keep;
-      for (int64_t at = 0; at < attention_.padded; at += 16) {
-        store(state.values + at, load(state.values + at) * set1(keep));
-      }
-      state.largest() = new_top;
-    }
-    Vec16 weight[kChunks];
-    for (int c = 0; c < kChunks; ++c) {
-      weight[c] = exp(score[c] - set1(new_top));
-      store(scores + 16 * c, weight[c]);
-    }
-    state.weight() += sum((weight[0] + weight[1]) + (weight[2] + weight[3]));
-  }
-
-  static int lane_of(int key, int chunk) {
-    const int lane = key - 16 * chunk;
-    return lane < 0 ? 0 : (lane > 16 ? 16 : lane);
   }
 
   // Keys that all rows of the tile see are multiplied for all at once; the others row by row, for a row must not meet
@@ -306,7 +328,7 @@ private:
     Range ranges[Rows];
     Range common = {0, static_cast<int>(kKeys)};
     for (int r = 0; r < Rows; ++r) {
-      ranges[r] = tile_rows_.range_of(row + r, begin);
+      ranges[r] = tile_rows_.range_of(row + r, begin, kKeys);
       if (ranges[r].first > common.first) common.first = ranges[r].first;
       if (ranges[r].last < common.last) common.last = ranges[r].last;
     }
@@ -325,15 +347,17 @@ private:
   }
 
   const Attention& attention_;
+  const CacheLayout& layout_;
   const Tile& tile_;
   const int32_t* table_;
   int64_t kv_head_;
   TileRows tile_rows_;
   int64_t rows_;
+  bool in_chunks_;
+  bool converts_;
   float* queries_;
   float* scores_;
-  float* converted_; // keys [head_dim][kKeys], values [kKeys][padded]
-  float* states_ = nullptr;
+  float* converted_;
 };
 
 } // namespace octavo
