@@ -1,6 +1,7 @@
 """What the next step computes: the only message from the scheduler to the executor."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -46,8 +47,44 @@ class BlockCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockSpill:
+    """Keep a block's contents in host memory as `key`, before anything of the step is written."""
+
+    block: int
+    key: bytes
+    ticket: int = 0  # which TierEvent tells how it went
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFetch:
+    """Bring the contents that host memory keeps as `key` into a block, before the forward."""
+
+    key: bytes
+    block: int
+    ticket: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TierOrder:
+    """What happens between host memory and a slower tier, in its own time; no step waits for it.
+
+    load: from `tier` into host memory. store: from host memory to `tier`. drop: forget `key` in `tier` ("host" is host
+    memory). clear: forget everything; what is stored from now on is of `generation`.
+    """
+
+    kind: Literal["load", "store", "drop", "clear"]
+    tier: str
+    key: bytes = b""
+    ticket: int = 0
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Complete: the executor asks nobody else. Order: released, arrivals, copies, then the rows' forward."""
+    """Complete: the executor asks nobody else.
+
+    Order: released, arrivals, spills, copies, fetches, then the rows' forward; orders are begun after the spills.
+    """
 
     step: int
     rows: tuple[PlannedRow, ...]
@@ -55,8 +92,17 @@ class StepPlan:
     copies: tuple[BlockCopy, ...] = ()
     released: tuple[int, ...] = ()  # slots that are free from now on
     preempted: tuple[int, ...] = ()  # sequences, for metrics; their slots are in `released`
+    spills: tuple[BlockSpill, ...] = ()
+    fetches: tuple[BlockFetch, ...] = ()
+    orders: tuple[TierOrder, ...] = ()
+    awaits: bool = False  # without rows: nothing can be done before a tier has news, so wait (briefly) for them
 
     @property
     def num_tokens(self) -> int:
         """Tokens the forward computes."""
         return sum(row.count for row in self.rows)
+
+    @property
+    def runs(self) -> bool:
+        """There is something to do in it."""
+        return bool(self.rows or self.spills or self.fetches or self.orders or self.awaits)

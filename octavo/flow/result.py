@@ -28,6 +28,23 @@ class TokenLogprobs:
     rank: int
 
 
+# A msgspec struct, because there may be one for every block that a step moves.
+class TierEvent(msgspec.Struct, frozen=True, gc=False):
+    """How a spill, fetch or tier order went. `seconds` is the time of the transfer itself, without waiting.
+
+    `cause` names what failed: "missing", "torn", "corrupt", "foreign", "stale", "full", "room" or "error".
+    """
+
+    ticket: int
+    cause: str = ""  # empty: it went well
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """It went well."""
+        return not self.cause
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Of the plan's rows with `samples`, in the plan's order. `seconds`: wall time of the forward and sampling.
@@ -42,6 +59,7 @@ class StepResult:
     # (row index in the plan, one entry per computed position that predicts a prompt token)
     prompt_logprobs: tuple[tuple[int, tuple[TokenLogprobs, ...]], ...] = ()
     seconds: float = 0.0
+    tier_events: tuple[TierEvent, ...] = ()  # since the last result, of any plan
 
 
 # A msgspec struct, because one is made per row and step: a frozen dataclass takes ten times as long to construct.
