@@ -46,7 +46,7 @@ class Bench:
 
     def read_gigabytes_per_second(self, megabytes: int) -> float:
         """Read bandwidth of the team over memory that no cache holds."""
-        data = aligned_bytesint(megabytes * 2**20)
+        data = aligned_bytes(megabytes * 2**20)
         data[:] = 1
         times: list[float] = []
         for _ in range(self.repeats):

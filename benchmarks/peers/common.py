@@ -196,7 +196,13 @@ def main(cls):
     if args.fmt not in cls.formats:
         ap.error("{} serves {}".format(cls.name, ",".join(cls.formats)))
     doc = {
-        "engine": cls.name, "model": args.model, "fmt": args.fmt, "threads": args.threads, "opt": args.opt, "note": cls.note, "tests": {}
+        "engine": cls.name,
+        "model": args.model,
+        "fmt": args.fmt,
+        "threads": args.threads,
+        "opt": args.opt,
+        "note": cls.note,
+        "tests": {},
     }
     eng.load()
     doc["load_s"] = time.monotonic() - T0

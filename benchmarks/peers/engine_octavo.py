@@ -18,9 +18,8 @@ class Octavo(Engine):
         return octavo.__version__
 
     def load(self):
-        from octavo.engine.build import build_engine
-
         from octavo.config.engine import EngineConfig
+        from octavo.engine.build import build_engine
 
         model = self.hf_dir() if self.fmt in ("bf16", "f32") else self.gguf()
         options = dict(word.split("=", 1) for word in self.args.opt.split() if "=" in word)
