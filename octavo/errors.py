@@ -1,17 +1,17 @@
 """Every error that Octavo raises on purpose, and the HTTP status each one becomes.
 
-    OctavoError
-    ├── UserError                      the caller can fix it
-    │   ├── InvalidRequestError        400  also a ValueError, as vLLM's callers expect
-    │   │   └── PromptTooLongError     400
-    │   ├── UnknownModelError          404
-    │   ├── ConfigError                -    also a ValueError; start-up stops with one line
-    │   ├── ModelNotFoundError         -    no such directory, file or hub name
-    │   ├── CheckpointError            -    a model file is damaged, incomplete or lies
-    │   └── UnsupportedError           400  a feature this build does not have
-    ├── OverloadedError                429
-    ├── EngineDeadError                503
-    └── InternalError                  500  a bug in Octavo
+OctavoError
+├── UserError                      the caller can fix it
+│   ├── InvalidRequestError        400  also a ValueError, as vLLM's callers expect
+│   │   └── PromptTooLongError     400
+│   ├── UnknownModelError          404
+│   ├── ConfigError                -    also a ValueError; start-up stops with one line
+│   ├── ModelNotFoundError         -    no such directory, file or hub name
+│   ├── CheckpointError            -    a model file is damaged, incomplete or lies
+│   └── UnsupportedError           400  a feature this build does not have
+├── OverloadedError                429
+├── EngineDeadError                503
+└── InternalError                  500  a bug in Octavo
 """
 
 

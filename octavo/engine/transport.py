@@ -23,7 +23,7 @@ _MAX_SOCKET_PATH = 100
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure"):
-    """Frontend to engine, after `Hello`: what to build. Sent over the socket so that no secret is in the process list."""
+    """Frontend to engine, after `Hello`: what to build. Goes over the socket: no secret is in the process list."""
 
     config: EngineConfig
 
