@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import exp, log
 from zlib import crc32
 
 from octavo.cache.group import KVCacheGroup
@@ -40,8 +41,19 @@ def _mix(*values: int) -> int:
     return crc32(b"".join(value.to_bytes(8, "little", signed=True) for value in values))
 
 
+def scores(view: Sequence[int], vocab: int) -> list[float]:
+    """Log-probabilities of the token that follows everything the groups can see."""
+    base = _mix(*view)
+    logits = [_mix(base, token) % 10_007 / 2_500 for token in range(vocab)]
+    total = log(sum(exp(logit) for logit in logits))
+    return [logit - total for logit in logits]
+
+
 def _draw(view: Sequence[int], sampling: Sampling, vocab: int, banned: Sequence[int]) -> int:
     """The token that follows everything the groups can see."""
+    if sampling.temperature == 0:
+        logprobs = scores(view, vocab)
+        return max((token for token in range(vocab) if token not in banned), key=logprobs.__getitem__)
     token = _mix(sampling.seed, *view) % vocab
     while token in banned:
         token = (token + 1) % vocab
@@ -53,21 +65,28 @@ def visible(group: KVCacheGroup, position: int) -> range:
     return range(0 if group.window is None else max(0, position - group.window + 1), position + 1)
 
 
+def view_of(tokens: Sequence[int], groups: Sequence[KVCacheGroup]) -> list[int]:
+    """What the groups see when the token after `tokens` is drawn."""
+    values: list[int] = []
+    for position, token in enumerate(tokens):
+        seen = [values[position - 1] for group in groups if position and position - 1 in visible(group, position)]
+        values.append(_mix(token, *seen))
+    return [values[position] for group in groups for position in visible(group, len(tokens) - 1)]
+
+
 def oracle(
     asked: GenerationRequest, index: int, groups: Sequence[KVCacheGroup], vocab: int, longest: int
 ) -> tuple[list[int], FinishReason]:
     """What stream `index` must answer: computed from its tokens alone, without cache, batch or blocks."""
-    tokens, values = list(asked.prompt_token_ids), list[int]()
-    sampling = Sampling(seed=asked.sampling.seed + index)
+    tokens = list(asked.prompt_token_ids)
+    sampling = Sampling(asked.sampling.temperature, seed=asked.sampling.seed + index)
     stopping = asked.stopping
     stops = set(stopping.stop_token_ids) | (set() if stopping.ignore_eos else set(stopping.eos_token_ids))
     output: list[int] = []
     while True:
-        for position in range(len(values), len(tokens)):
-            seen = [values[position - 1] for group in groups if position and position - 1 in visible(group, position)]
-            values.append(_mix(tokens[position], *seen))
-        view = [values[position] for group in groups for position in visible(group, len(tokens) - 1)]
-        token = _draw(view, sampling, vocab, sorted(stops) if len(output) < stopping.min_tokens else ())
+        token = _draw(
+            view_of(tokens, groups), sampling, vocab, sorted(stops) if len(output) < stopping.min_tokens else ()
+        )
         output.append(token)
         tokens.append(token)
         if token in stops and len(output) > stopping.min_tokens:
@@ -156,15 +175,18 @@ class FakeExecutor:
         if not row.samples:
             return None
         assert row.output_index == end - slot.arrival.prompt_len
-        view = [
-            self._read(slot, index, position)
-            for index, group in enumerate(self.groups)
-            for position in visible(group, end - 1)
-        ]
+        view = self._view(slot, end)
         banned = slot.arrival.stop_ids if row.suppress_stop else ()
         token = _draw(view, slot.arrival.sampling, self.vocab, banned)
         slot.tokens.append(token)
         return token
+
+    def _view(self, slot: _Slot, end: int) -> list[int]:
+        return [
+            self._read(slot, index, position)
+            for index, group in enumerate(self.groups)
+            for position in visible(group, end - 1)
+        ]
 
     def _write(self, slot: _Slot, position: int) -> None:
         seen = [
@@ -184,9 +206,16 @@ class FakeExecutor:
         return cell[2]
 
     def _logprobs(self, row: PlannedRow, token: int) -> TokenLogprobs | None:
-        if self._slots[row.slot].arrival.sampling.logprobs is None:
+        slot = self._slots[row.slot]
+        sampling = slot.arrival.sampling
+        if sampling.logprobs is None:
             return None
-        return TokenLogprobs((token,), (-float(row.output_index),), 1)
+        if sampling.temperature:
+            return TokenLogprobs((token,), (-float(row.output_index),), 1)
+        logprobs = scores(self._view(slot, row.start + row.count), self.vocab)
+        top = sorted(range(self.vocab), key=lambda one: -logprobs[one])
+        listed = [token, *top[: sampling.logprobs]]
+        return TokenLogprobs(tuple(listed), tuple(logprobs[one] for one in listed), top.index(token) + 1)
 
     def _score(self, row: PlannedRow) -> tuple[TokenLogprobs, ...]:
         slot = self._slots[row.slot]

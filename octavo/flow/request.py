@@ -1,6 +1,7 @@
 """A request as the engine sees it: token ids and parameters, valid by construction."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 SamplingSeed = int
 
@@ -40,11 +41,25 @@ class Stopping:
 
 
 @dataclass(frozen=True, slots=True)
+class Beam:
+    """Search for likely answers instead of drawing them.
+
+    A hypothesis of log-probability p and length l (in generated tokens) scores p / l ** length_penalty.
+    `early_stopping`: True ends the search with the `width`-th finished hypothesis, False as soon as no beam's present
+    score is better than the worst of them, "never" only when no beam can become better.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt to be continued `n` times.
 
-    `sample` streams are numbered 0..n-1; stream i draws with seed + i. `priority`: lower is sooner.
-    `arrival` is a monotonic clock reading in seconds.
+    `sample` streams are numbered 0..n-1; stream i draws with seed + i. With `beam` they are the n best hypotheses, best
+    first, and each comes in one piece. `priority`: lower is sooner. `arrival` is a monotonic clock reading in seconds.
     """
 
     id: str
@@ -55,6 +70,7 @@ class GenerationRequest:
     arrival: float = 0.0
     priority: int = 0
     cache_salt: str = ""
+    beam: Beam | None = None
     # What the outputs stage needs; the engine carries but never reads it.
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False

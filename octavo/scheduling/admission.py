@@ -52,6 +52,8 @@ class Admission:
         prompt, limits = len(request.prompt_token_ids), self._limits
         if not prompt or request.n < 1:
             raise InvalidRequestError("a request needs at least one prompt token and one sample", "prompt")
+        if request.beam is not None and request.n > request.beam.width:
+            raise InvalidRequestError(f"{request.n} answers are more than {request.beam.width} beams have", "n")
         if prompt + min(1, request.stopping.max_tokens) > limits.max_model_len:
             raise PromptTooLongError(
                 f"the prompt has {prompt} tokens; prompt and answer together may have {limits.max_model_len} "

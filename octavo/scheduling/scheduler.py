@@ -10,6 +10,7 @@ from octavo.flow.plan import PlannedRow, StepPlan
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import FinishReason, SequenceOutput, StepResult, TokenLogprobs
 from octavo.scheduling.admission import Admission
+from octavo.scheduling.beam import Beams
 from octavo.scheduling.budget import SchedulerLimits, StepDraft
 from octavo.scheduling.preemption import choose_victim
 from octavo.scheduling.queue import POLICIES, WaitingQueue
@@ -69,6 +70,7 @@ class Scheduler:
         self._unstarted: set[str] = set()
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []  # slots that the executor does not know to be free
+        self._beams = Beams(cache)
         self._next_id = 0
         self._next_step = 0
         # Free blocks that admission leaves to running sequences, so that they need not be preempted at once.
@@ -90,8 +92,10 @@ class Scheduler:
         if request.id in self._streams:
             raise InvalidRequestError(f"request id {request.id!r} is in use", "request_id")
         self._admission.check(request, len(self._unstarted) - len(self._free_slots))
-        streams = [self._open(request, index) for index in range(request.n)]
+        streams = [self._open(request, index) for index in range(request.n if request.beam is None else 1)]
         self._streams[request.id] = streams
+        if request.beam is not None:
+            self._beams.open(streams[0])
         self._unstarted.add(request.id)
         # The first stream computes the prompt; the others share it.
         shares = len(request.prompt_token_ids) > self._cache.block_size
@@ -112,6 +116,9 @@ class Scheduler:
             if sequence.slot >= 0 and draft.tokens_left:
                 self._continue_prefill(draft, sequence, now)
         if not draft.preempted:
+            self._admit_waiting(draft, now)
+        while not draft.rows and len(self._waiting) and (idle := self._idle_beams()):
+            self._preempt(draft, choose_victim(idle))  # it has done its part: others of its request need the place
             self._admit_waiting(draft, now)
         released: tuple[int, ...] = ()
         if draft.rows:  # a plan without rows is not run: the executor hears of the slots later
@@ -148,7 +155,7 @@ class Scheduler:
             if sequence is None:
                 continue
             if invalid and row.samples and invalid[drawn]:
-                outputs.append(self._end_invalid(sequence))
+                outputs += self._end_invalid(sequence)
                 continue
             computed = sequence.computed = row.start + row.count
             if computed >= sequence.blocks.publish_at:
@@ -156,12 +163,17 @@ class Scheduler:
             if row.start < sequence.prompt_len:
                 prompt_tokens += min(computed, sequence.prompt_len) - row.start
             prompt = sequence.take_scores(row.start, scored[position]) if position in scored else ()
-            if row.samples:
+            if row.samples and sequence.request.beam is not None:
+                self._offer(sequence, logprobs[drawn], now)
+                outputs += [sequence.scored(prompt)] if prompt else []
+                generated += 1
+            elif row.samples:
                 found = logprobs[drawn] if logprobs else None
                 outputs.append(self._append(sequence, tokens[drawn], found, prompt, now))
                 generated += 1
             elif prompt:
                 outputs.append(sequence.scored(prompt))
+        outputs += self._advance_beams()
         counters = self._counters
         counters.steps += 1
         counters.step_seconds += result.seconds
@@ -172,14 +184,15 @@ class Scheduler:
     def fail(self, plan: StepPlan, error: str) -> list[SequenceOutput]:
         """End what a failed step was to compute. Everything else goes on."""
         members = [self._running[row.sequence] for row in plan.rows if row.sequence in self._running]
-        outputs = [self._end(sequence, FinishReason.ERROR, error) for sequence in members]
+        outputs = [end for sequence in members for end in self._end(sequence, FinishReason.ERROR, error)]
         self._released.extend(plan.released)  # perhaps the executor did not get that far
         return outputs
 
     def cancel(self, request_id: str, now: float) -> list[SequenceOutput]:
         """End a request's unfinished streams at once; nothing when the id is unknown or finished."""
         del now
-        return [self._end(sequence, FinishReason.ABORT) for sequence in list(self._streams.get(request_id, ()))]
+        streams = list(self._streams.get(request_id, ()))
+        return [end for sequence in streams for end in self._end(sequence, FinishReason.ABORT)]
 
     def stats(self) -> SchedulerStats:
         """A reading; the counters are a copy."""
@@ -204,7 +217,8 @@ class Scheduler:
             start = sequence.computed
             end = len(sequence.token_ids)
             if end - start != 1:
-                prefills.append(sequence)
+                if end > start:  # else an idle beam
+                    prefills.append(sequence)
                 continue
             if not left:
                 break
@@ -294,12 +308,13 @@ class Scheduler:
     def _match(self, sequence: SequenceState) -> PrefixMatch:
         """What it need not compute: from the prefix cache, or more from a stream of its request that runs."""
         match = self._cache.match_prefix(sequence.blocks, sequence.token_ids, sequence.match_limit)
-        if sequence.request.n == 1 or sequence.match_limit is not None:
+        donor, common = sequence.donor, len(sequence.token_ids) - 1
+        if donor is None and sequence.request.n > 1:
+            donor = next((other for other in self._streams[sequence.request.id] if other.slot >= 0), None)
+            common = min(common, sequence.prompt_len)
+        if donor is None or donor.slot < 0 or sequence.match_limit is not None:
             return match
-        donor = next((other for other in self._streams[sequence.request.id] if other.slot >= 0), None)
-        if donor is None:
-            return match
-        tokens = min(sequence.prompt_len, donor.computed, len(sequence.token_ids) - 1)
+        tokens = min(common, donor.computed)
         if tokens <= match.tokens:
             return match
         return self._cache.fork(sequence.blocks, donor.blocks, tokens) or match
@@ -320,6 +335,7 @@ class Scheduler:
         if new_blocks is None:
             return False
         self._waiting.remove(sequence)
+        sequence.donor = None
         sequence.computed = match.tokens
         sequence.slot = self._free_slots.pop()
         self._running[sequence.id] = sequence
@@ -347,11 +363,19 @@ class Scheduler:
         if not draft.withdraw(victim.id):
             self._released.append(victim.slot)
         draft.preempted.append(victim.id)
+        idle = not victim.pending
         victim.slot = -1
         victim.computed = 0
         victim.preemptions += 1
         self._counters.preemptions += 1
-        self._waiting.push(victim)
+        if idle:
+            victim.parked = True
+            self._parked.setdefault(victim.request.id, []).append(victim)
+        else:
+            self._waiting.push(victim)
+
+    def _idle_beams(self) -> list[SequenceState]:
+        return [sequence for sequence in self._running.values() if not sequence.pending]
 
     # --- commit ------------------------------------------------------------------------------------------------------
 
@@ -394,16 +418,41 @@ class Scheduler:
             sequence.times(),
         )
 
-    def _end_invalid(self, sequence: SequenceState) -> SequenceOutput:
+    def _offer(self, sequence: SequenceState, entry: TokenLogprobs | None, now: float) -> None:
+        if entry is None:
+            raise InternalError(f"sequence {sequence.id} is a beam, but its step has no log-probabilities")
+        self._beams.offer(sequence, entry, self._streams[sequence.request.id], now)
+
+    def _advance_beams(self) -> list[SequenceOutput]:
+        """Fork, extend and end the sequences of searches that completed a step."""
+        outputs: list[SequenceOutput] = []
+        for step in self._beams.advance(self._next_id + 1):
+            self._next_id += len(step.forks)
+            self._streams[step.request.id] += step.forks
+            for sequence in step.ended:
+                self._leave(sequence)
+            for sequence in step.forks:
+                self._waiting.push(sequence)
+            self._unpark(step.request.id)
+            outputs += step.outputs
+        return outputs
+
+    def _end_invalid(self, sequence: SequenceState) -> list[SequenceOutput]:
         """What is not a number may stand in its blocks as well: nobody shall find them."""
         return self._end(sequence, FinishReason.ERROR, "the model's logits are not finite", forget=True)
 
     def _end(
         self, sequence: SequenceState, reason: FinishReason, error: str | None = None, forget: bool = False
-    ) -> SequenceOutput:
-        """End a sequence without a token, wherever it is."""
-        self._leave(sequence, forget)
-        return sequence.finish(reason, error)
+    ) -> list[SequenceOutput]:
+        """End a sequence without a token, wherever it is; a beam ends all of its request, once."""
+        request = sequence.request
+        if request.beam is None:
+            self._leave(sequence, forget)
+            return [sequence.finish(reason, error)]
+        beams = list(self._streams.get(request.id, ()))
+        for beam in beams:
+            self._leave(beam, forget)
+        return [sequence.finish(reason, error, index) for index in range(request.n)] if beams else []
 
     def _leave(self, sequence: SequenceState, forget: bool = False) -> None:
         """Give back everything that a sequence holds."""
@@ -413,7 +462,9 @@ class Scheduler:
             self._free_slots.append(sequence.slot)
             self._released.append(sequence.slot)
             sequence.slot = -1
-        elif not sequence.parked:
+        elif sequence.parked:
+            self._parked[sequence.request.id].remove(sequence)
+        else:
             self._waiting.remove(sequence)
         request_id = sequence.request.id
         streams = self._streams[request_id]
@@ -422,10 +473,12 @@ class Scheduler:
             self._unpark(request_id)
         else:
             del self._streams[request_id]
+            self._parked.pop(request_id, None)
+            self._beams.close(request_id)
             self._unstarted.discard(request_id)
 
     def _unpark(self, request_id: str) -> None:
-        """The first stream has computed the prompt, or has ended: the others need not wait for it any more."""
+        """What the parked streams waited for is there, or will never be."""
         for sequence in self._parked.pop(request_id, ()):
             sequence.parked = False
             self._waiting.push(sequence)

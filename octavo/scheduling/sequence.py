@@ -7,7 +7,7 @@ from octavo.flow.plan import PlannedRow, SlotArrival
 from octavo.flow.request import GenerationRequest, Sampling
 from octavo.flow.result import FinishReason, SequenceOutput, SequenceTimes, TokenLogprobs
 
-Rank = tuple[int, int]  # lower goes first
+Rank = tuple[int, ...]  # lower goes first
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +35,8 @@ class SequenceState:
     prompt_scored: int = 0  # prompt log-probabilities that were delivered
     preemptions: int = 0
     started: bool = False
-    parked: bool = False  # waits for the request's first stream to compute the prompt
+    parked: bool = False  # waits for the request's first stream to compute the prompt, or for other beams
+    donor: "SequenceState | None" = None  # the beam that it forked off, until it has taken over its blocks
     scheduled: float = 0.0  # 0: not yet
     first_token: float = 0.0
     last_token: float = 0.0
@@ -88,11 +89,11 @@ class SequenceState:
             self.request.id, self.index, (), prompt_logprobs=prompt, num_cached_tokens=self.num_cached
         )
 
-    def finish(self, reason: FinishReason, error: str | None = None) -> SequenceOutput:
-        """An end without a token."""
+    def finish(self, reason: FinishReason, error: str | None = None, index: int | None = None) -> SequenceOutput:
+        """An end without a token. A beam ends every stream, so it tells which `index`."""
         return SequenceOutput(
             self.request.id,
-            self.index,
+            self.index if index is None else index,
             (),
             finish_reason=reason,
             num_cached_tokens=self.num_cached,
