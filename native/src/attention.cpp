@@ -1,5 +1,5 @@
-// Paged attention. A task is a tile of query rows of one sequence for one kv head, so the keys and values it loads serve
-// all query heads of the group. Weights are normalized part by part ("online softmax", Milakov & Gimelshein 2018,
+// Paged attention. A task is a tile of query rows of one sequence for one kv head, so the keys and values it loads
+// serve all query heads of the group. Weights are normalized part by part ("online softmax", Milakov & Gimelshein 2018,
 // arXiv:1805.02867).
 //
 // What a row computes depends on its own position alone: keys are taken in parts of kPart, counted from position 0; a
@@ -34,8 +34,12 @@ int64_t list_tiles(const Attention& attention, const Step& step, Tile* tiles) {
       const int64_t position = step.positions[first];
       const int64_t first_part = attention.first_key(position) / kPart;
       const int64_t parts = (position + count - 1) / kPart + 1 - first_part;
-      *tiles++ = {static_cast<int32_t>(first),    static_cast<int32_t>(count), static_cast<int32_t>(position),
-                  step.slots[sequence], first_part,                  parts,
+      *tiles++ = {static_cast<int32_t>(first),
+                  static_cast<int32_t>(count),
+                  static_cast<int32_t>(position),
+                  step.slots[sequence],
+                  first_part,
+                  parts,
                   before};
       before += parts;
     }
@@ -88,8 +92,10 @@ const Tile& tile_of(const Tile* tiles, int64_t count, int64_t kv_heads, int64_t 
   int64_t low = 0;
   for (int64_t high = count; high - low > 1;) {
     const int64_t middle = (low + high) / 2;
-    if (tiles[middle].before * kv_heads <= task) low = middle;
-    else high = middle;
+    if (tiles[middle].before * kv_heads <= task)
+      low = middle;
+    else
+      high = middle;
   }
   return tiles[low];
 }
@@ -156,9 +162,9 @@ template <class Format> void run(Team& team, const Attention& attention, const S
 void paged_attention(Team& team, const Instruction& code, const Program& program, const Step& step, int64_t) {
   const Attention attention(code, program);
   switch (program.cache->format) {
-    case OCTAVO_F16: return run<CacheF16>(team, attention, step);
-    case OCTAVO_BF16: return run<CacheBf16>(team, attention, step);
-    default: return run<CacheF32>(team, attention, step);
+  case OCTAVO_F16: return run<CacheF16>(team, attention, step);
+  case OCTAVO_BF16: return run<CacheBf16>(team, attention, step);
+  default: return run<CacheF32>(team, attention, step);
   }
 }
 

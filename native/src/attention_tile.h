@@ -11,9 +11,9 @@
 
 namespace octavo {
 
-constexpr int64_t kPart = 256;           // keys whose weights share one largest score; parts start at multiples of it
-constexpr int64_t kKeys = 64;            // keys of a block, likewise
-constexpr int kChunks = 4;               // of 16 keys in a block
+constexpr int64_t kPart = 256; // keys whose weights share one largest score; parts start at multiples of it
+constexpr int64_t kKeys = 64;  // keys of a block, likewise
+constexpr int kChunks = 4;     // of 16 keys in a block
 
 struct CacheF32 {
   using Type = float;
@@ -128,8 +128,7 @@ void value_rest(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
   store(sums, total);
 }
 
-template <class Format, int Rows>
-void score_rows(const RowSet& set, const KeyBlock<Format>& block, int64_t row) {
+template <class Format, int Rows> void score_rows(const RowSet& set, const KeyBlock<Format>& block, int64_t row) {
   for (int chunk = 0; chunk < kChunks; chunk += kTileVectors) {
     score_tile<Format, Rows, kTileVectors>(set, block, row, chunk);
   }

@@ -98,7 +98,8 @@ public:
     return attention_.first_key(position) < (part + 1) * kPart && position >= part * kPart;
   }
 
-  // Those of the `count` keys from `begin` on that the row sees, counted from `begin`; first >= last when there is none.
+  // Those of the `count` keys from `begin` on that the row sees, counted from `begin`; first >= last when there is
+  // none.
   Range range_of(int64_t row, int64_t begin, int64_t count) const {
     const int64_t position = position_of(row);
     const int64_t first = larger(attention_.first_key(position) - begin, 0);
@@ -121,16 +122,16 @@ private:
   int64_t kv_head_;
 };
 
-// The scores of a part first, then its weights, then its values: one largest score a part, and keys and values are never
-// in the way of each other.
+// The scores of a part first, then its weights, then its values: one largest score a part, and keys and values are
+// never in the way of each other.
 template <class Format> class TileWork {
 public:
   using Type = typename Format::Type;
 
   TileWork(const Attention& attention, const Tile& tile, int64_t kv_head, float* memory)
-      : attention_(attention), layout_(attention.layer.layout), tile_(tile),
-        table_(attention.layer.table(tile.slot)), kv_head_(kv_head), tile_rows_(attention, tile, kv_head),
-        rows_(tile_rows_.count()), in_chunks_(layout_.block_size % 16 == 0),
+      : attention_(attention), layout_(attention.layer.layout), tile_(tile), table_(attention.layer.table(tile.slot)),
+        kv_head_(kv_head), tile_rows_(attention, tile, kv_head), rows_(tile_rows_.count()),
+        in_chunks_(layout_.block_size % 16 == 0),
         converts_(!in_chunks_ || (sizeof(Type) != 4 && rows_ >= kRowsToConvert)) {
     queries_ = memory;
     scores_ = queries_ + aligned(rows_ * attention.head_dim);
@@ -220,8 +221,10 @@ private:
   void score_block(int64_t begin, int64_t block, float* states) {
     const RowSet set = row_set(block, states);
     if (!converts_) return score(set, in_place(begin));
-    if (in_chunks_) convert_keys(in_place(begin));
-    else gather_keys(begin);
+    if (in_chunks_)
+      convert_keys(in_place(begin));
+    else
+      gather_keys(begin);
     score(set, converted_block());
   }
 
@@ -290,8 +293,10 @@ private:
   void add_block(int64_t begin, int64_t block, float* states) {
     const RowSet set = row_set(block, states);
     if (!converts_) return add(set, in_place(begin), begin);
-    if (in_chunks_) convert_values(in_place(begin), seen(begin));
-    else gather_values(begin);
+    if (in_chunks_)
+      convert_values(in_place(begin), seen(begin));
+    else
+      gather_values(begin);
     add(set, converted_block(), begin);
   }
 

@@ -49,13 +49,13 @@ struct QuickGelu {
 // use(activation) with the activation's functor.
 template <class F> void with_activation(int32_t kind, F&& use) {
   switch (kind) {
-    case OCTAVO_SILU: return use(Silu{});
-    case OCTAVO_GELU: return use(Gelu{});
-    case OCTAVO_GELU_TANH: return use(GeluTanh{});
-    case OCTAVO_RELU: return use(Relu{});
-    case OCTAVO_RELU2: return use(Relu2{});
-    case OCTAVO_QUICK_GELU: return use(QuickGelu{});
-    default: return;
+  case OCTAVO_SILU: return use(Silu{});
+  case OCTAVO_GELU: return use(Gelu{});
+  case OCTAVO_GELU_TANH: return use(GeluTanh{});
+  case OCTAVO_RELU: return use(Relu{});
+  case OCTAVO_RELU2: return use(Relu2{});
+  case OCTAVO_QUICK_GELU: return use(QuickGelu{});
+  default: return;
   }
 }
 

@@ -49,8 +49,8 @@ bool has(uint32_t word, uint32_t bits) { return (word & bits) == bits; }
 
 [[maybe_unused]] bool has_avx2(const Features& features) {
   constexpr uint64_t kYmm = 0x6;
-  return has(features.leaf1_ecx, bit_AVX | bit_FMA | bit_F16C) && has(features.leaf7_ebx, bit_AVX2 | bit_BMI | bit_BMI2) &&
-         (features.saved & kYmm) == kYmm;
+  return has(features.leaf1_ecx, bit_AVX | bit_FMA | bit_F16C) &&
+         has(features.leaf7_ebx, bit_AVX2 | bit_BMI | bit_BMI2) && (features.saved & kYmm) == kYmm;
 }
 
 [[maybe_unused]] bool has_avx512(const Features& features) {

@@ -52,10 +52,9 @@ float inverse_rms(float squares, int64_t width, float eps) {
 }
 
 void layer_norm_row(const float* x, const float* gain, const float* bias, float eps, float* out, int64_t width) {
-  const float mean = sum_row(width, [=](int64_t column, int64_t left, Vec16 total) {
-                       return total + load_up_to(x + column, left);
-                     }) /
-                     static_cast<float>(width);
+  const float mean =
+      sum_row(width, [=](int64_t column, int64_t left, Vec16 total) { return total + load_up_to(x + column, left); }) /
+      static_cast<float>(width);
   const Vec16 means = set1(mean);
   const float squares = sum_row(width, [=](int64_t column, int64_t left, Vec16 total) {
     Vec16 values = load_up_to(x + column, left) - means;
@@ -91,9 +90,8 @@ void layer_norm(Team& team, const Instruction& code, const Program& program, con
   const float* gain = static_cast<const float*>(code.p[0]);
   const float* bias = static_cast<const float*>(code.p[1]);
   float* out = program.buffer[code.out];
-  for_rows(team, rows, width, [&](int64_t row) {
-    layer_norm_row(in + row * width, gain, bias, code.f[0], out + row * width, width);
-  });
+  for_rows(team, rows, width,
+           [&](int64_t row) { layer_norm_row(in + row * width, gain, bias, code.f[0], out + row * width, width); });
 }
 
 void add_rms_norm(Team& team, const Instruction& code, const Program& program, const Step&, int64_t rows) {

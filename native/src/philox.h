@@ -1,4 +1,5 @@
-// The random numbers of the sampler: Philox 4x32 with ten rounds (Salmon et al. 2011). octavo/ops/philox.py is its twin.
+// The random numbers of the sampler: Philox 4x32 with ten rounds (Salmon et al. 2011). octavo/ops/philox.py is its
+// twin.
 #pragma once
 #include <stdint.h>
 

@@ -27,23 +27,22 @@ void run_one(Team& team, const Program& program, const Step& step, int32_t index
   const int64_t rows = code.i[0] == 0 ? step.tokens : step.rows;
   if (rows == 0) return;
   switch (code.opcode) {
-    case OCTAVO_EMBED: return embed(team, code, program, step, rows);
-    case OCTAVO_LINEAR: return linear(team, code, program, step, rows);
-    case OCTAVO_RMS_NORM: return rms_norm(team, code, program, step, rows);
-    case OCTAVO_LAYER_NORM: return layer_norm(team, code, program, step, rows);
-    case OCTAVO_ADD: return add(team, code, program, step, rows);
-    case OCTAVO_SCALE: return scale(team, code, program, step, rows);
-    case OCTAVO_ACT: return act(team, code, program, step, rows);
-    case OCTAVO_ACT_MUL: return act_mul(team, code, program, step, rows);
-    case OCTAVO_QKV_ROPE_CACHE: return qkv_rope_cache(team, code, program, step, rows);
-    case OCTAVO_PAGED_ATTENTION: return paged_attention(team, code, program, step, rows);
-    case OCTAVO_SOFTCAP: return softcap(team, code, program, step, rows);
-    case OCTAVO_SELECT_ROWS: return select_rows(team, code, program, step, rows);
-    case OCTAVO_PROCESS_LOGITS:
-      return process_logits(team, code, program, step, rows, !is_sampling_pair(program, index));
-    case OCTAVO_SAMPLE: return sample(team, code, program, step, rows, is_sampling_pair(program, index - 1));
-    case OCTAVO_ADD_RMS_NORM: return add_rms_norm(team, code, program, step, rows);
-    default: return; // the recorder writes no other
+  case OCTAVO_EMBED: return embed(team, code, program, step, rows);
+  case OCTAVO_LINEAR: return linear(team, code, program, step, rows);
+  case OCTAVO_RMS_NORM: return rms_norm(team, code, program, step, rows);
+  case OCTAVO_LAYER_NORM: return layer_norm(team, code, program, step, rows);
+  case OCTAVO_ADD: return add(team, code, program, step, rows);
+  case OCTAVO_SCALE: return scale(team, code, program, step, rows);
+  case OCTAVO_ACT: return act(team, code, program, step, rows);
+  case OCTAVO_ACT_MUL: return act_mul(team, code, program, step, rows);
+  case OCTAVO_QKV_ROPE_CACHE: return qkv_rope_cache(team, code, program, step, rows);
+  case OCTAVO_PAGED_ATTENTION: return paged_attention(team, code, program, step, rows);
+  case OCTAVO_SOFTCAP: return softcap(team, code, program, step, rows);
+  case OCTAVO_SELECT_ROWS: return select_rows(team, code, program, step, rows);
+  case OCTAVO_PROCESS_LOGITS: return process_logits(team, code, program, step, rows, !is_sampling_pair(program, index));
+  case OCTAVO_SAMPLE: return sample(team, code, program, step, rows, is_sampling_pair(program, index - 1));
+  case OCTAVO_ADD_RMS_NORM: return add_rms_norm(team, code, program, step, rows);
+  default: return; // the recorder writes no other
   }
 }
 

@@ -100,8 +100,10 @@ int64_t sequence_of(const Step& step, int64_t token) {
   int64_t high = step.sequences;
   while (high - low > 1) {
     const int64_t middle = (low + high) / 2;
-    if (step.query_starts[middle] <= token) low = middle;
-    else high = middle;
+    if (step.query_starts[middle] <= token)
+      low = middle;
+    else
+      high = middle;
   }
   return low;
 }
@@ -140,9 +142,9 @@ void run(Team& team, const Instruction& code, const Program& program, const Step
 
 void qkv_rope_cache(Team& team, const Instruction& code, const Program& program, const Step& step, int64_t rows) {
   switch (program.cache->format) {
-    case OCTAVO_F16: return run<AsF16>(team, code, program, step, rows);
-    case OCTAVO_BF16: return run<AsBf16>(team, code, program, step, rows);
-    default: return run<AsF32>(team, code, program, step, rows);
+  case OCTAVO_F16: return run<AsF16>(team, code, program, step, rows);
+  case OCTAVO_BF16: return run<AsBf16>(team, code, program, step, rows);
+  default: return run<AsF32>(team, code, program, step, rows);
   }
 }
 

@@ -200,8 +200,7 @@ void measure(const float* raw, int64_t vocab, const Step& step, int64_t row, Can
   for (int64_t i = 0; i < step.top_stride; ++i) {
     const int64_t at = row * step.top_stride + i;
     step.top_ids[at] = i < found ? memory[i].id : -1;
-    step.top_logprobs[at] =
-        i < found ? static_cast<float>(static_cast<double>(memory[i].value) - logsum) : -INFINITY;
+    step.top_logprobs[at] = i < found ? static_cast<float>(static_cast<double>(memory[i].value) - logsum) : -INFINITY;
   }
 }
 
@@ -327,7 +326,11 @@ void sample(Team& team, const Instruction& code, const Program& program, const S
     const OctavoSampling& rules = step.sampling[row];
     const Outcome& outcome = memory.outcomes[row];
     if (outcome.invalid) return answer_invalid(step, row);
-    const Row view = {memory.logits[row], vocab, rules, weighing_of(rules, outcome.largest), outcome.best,
+    const Row view = {memory.logits[row],
+                      vocab,
+                      rules,
+                      weighing_of(rules, outcome.largest),
+                      outcome.best,
                       needs_weights(rules, vocab) ? memory.weights + row * pieces : nullptr};
     step.out_tokens[row] = draw(team, thread, rules, view);
     if (rules.logprobs < 0) return;

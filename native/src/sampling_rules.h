@@ -10,8 +10,8 @@ namespace octavo {
 inline bool in_vocabulary(int32_t id, int64_t vocab) { return id >= 0 && id < vocab; }
 
 inline bool has_penalties(const OctavoSampling& rules) {
-  return rules.history_len > 0 && (rules.repetition_penalty != 1.0f || rules.presence_penalty != 0.0f ||
-                                   rules.frequency_penalty != 0.0f);
+  return rules.history_len > 0 &&
+         (rules.repetition_penalty != 1.0f || rules.presence_penalty != 0.0f || rules.frequency_penalty != 0.0f);
 }
 
 inline bool has_rules(const OctavoSampling& rules) {

@@ -20,7 +20,8 @@ namespace {
 
 constexpr size_t kLine = 64;
 constexpr int kMostThreads = 1024;
-constexpr int64_t kSpinNanoseconds = 50000; // longer than the serial stretches of a step, shorter than the gap between steps
+constexpr int64_t kSpinNanoseconds =
+    50000; // longer than the serial stretches of a step, shorter than the gap between steps
 // A ticket's lower half counts down from kNoTask + tasks; each thread may take it below kNoTask once.
 constexpr uint64_t kNoTask = 1u << 16;
 constexpr int64_t kMostTasks = INT32_MAX;
@@ -94,10 +95,10 @@ struct Worker {
 
 } // namespace
 
-// A job: call, context and tasks are written, then `ticket` (upper half: the job's number, lower half: tasks left), then
-// `epoch`, which workers watch. Every task is taken by decrementing the ticket. Whoever got one knows that the job cannot
-// end before it adds to `done`, so what it reads of the job is this job's. Fields are atomic because late workers may
-// read them at any time; a worker that got no task uses none of what it read.
+// A job: call, context and tasks are written, then `ticket` (upper half: the job's number, lower half: tasks left),
+// then `epoch`, which workers watch. Every task is taken by decrementing the ticket. Whoever got one knows that the job
+// cannot end before it adds to `done`, so what it reads of the job is this job's. Fields are atomic because late
+// workers may read them at any time; a worker that got no task uses none of what it read.
 struct Team::State {
   alignas(kLine) std::atomic<uint32_t> epoch{0};
   std::atomic<Call> call{nullptr};
@@ -189,7 +190,8 @@ void Team::run(int64_t tasks, Call call, void* context) {
   state.context.store(context, std::memory_order_relaxed);
   state.tasks.store(static_cast<uint32_t>(tasks), std::memory_order_relaxed);
   state.done.store(0, std::memory_order_relaxed);
-  state.ticket.store((static_cast<uint64_t>(job) << 32) + kNoTask + static_cast<uint64_t>(tasks), std::memory_order_release);
+  state.ticket.store((static_cast<uint64_t>(job) << 32) + kNoTask + static_cast<uint64_t>(tasks),
+                     std::memory_order_release);
   state.publish(static_cast<int>(tasks - 1));
   state.work(0);
   state.wait_for_done(static_cast<uint32_t>(tasks));

@@ -39,8 +39,8 @@ inline uint16_t to_f16(float value) {
   const uint32_t magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
   if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u); // rounds past 65504
-  if (magnitude < 0x38800000u) {                                             // subnormal: units of 2^-24
-    const float rounded = float_of(magnitude) + 0.5f;                        // the adder rounds to 2^-24
+  if (magnitude < 0x38800000u) {                                              // subnormal: units of 2^-24
+    const float rounded = float_of(magnitude) + 0.5f;                         // the adder rounds to 2^-24
     return static_cast<uint16_t>(sign | (bits_of(rounded) - 0x3f000000u));
   }
   const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);

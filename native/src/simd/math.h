@@ -1,4 +1,5 @@
-// Elementary functions on Vec16, the same steps on every instruction set. Polynomials: least squares on Chebyshev nodes.
+// Elementary functions on Vec16, the same steps on every instruction set. Polynomials: least squares on Chebyshev
+// nodes.
 #pragma once
 #include "simd/vec.h"
 

@@ -34,7 +34,9 @@ inline void store_n(float* p, Vec16 v, int n) {
 }
 
 inline __m128i load_eight(const uint16_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
-inline Vec16 load_f16(const uint16_t* p) { return {_mm256_cvtph_ps(load_eight(p)), _mm256_cvtph_ps(load_eight(p + 8))}; }
+inline Vec16 load_f16(const uint16_t* p) {
+  return {_mm256_cvtph_ps(load_eight(p)), _mm256_cvtph_ps(load_eight(p + 8))};
+}
 inline __m256 widen_bf16(__m128i eight) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(eight), 16));
 }
@@ -77,7 +79,8 @@ inline Vec16 keep_range(Vec16 x, int first, int last, float fill) {
   const __m256 other = _mm256_set1_ps(fill);
   const __m256i low = _mm256_andnot_si256(lanes_below(first, 0), lanes_below(last, 0));
   const __m256i high = _mm256_andnot_si256(lanes_below(first, 8), lanes_below(last, 8));
-  return {_mm256_blendv_ps(other, x.a, _mm256_castsi256_ps(low)), _mm256_blendv_ps(other, x.b, _mm256_castsi256_ps(high))};
+  return {_mm256_blendv_ps(other, x.a, _mm256_castsi256_ps(low)),
+          _mm256_blendv_ps(other, x.b, _mm256_castsi256_ps(high))};
 }
 // In two factors, so that results may be subnormal or overflow to infinity.
 inline __m256 scale2(__m256 v, __m256 n) {

@@ -120,9 +120,7 @@ inline float sum(Vec16 v) {
   const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
   return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
 }
-inline float largest(Vec16 v) {
-  return vmaxvq_f32(vmaxq_f32(vmaxq_f32(v.q[0], v.q[2]), vmaxq_f32(v.q[1], v.q[3])));
-}
+inline float largest(Vec16 v) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(v.q[0], v.q[2]), vmaxq_f32(v.q[1], v.q[3]))); }
 
 inline uint64_t sum_bytes64(const uint8_t* p) {
   uint64_t total = 0;
