@@ -1,6 +1,6 @@
 """Gives sequences their cache blocks, shares what may be shared, and forgets the right things first."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -10,6 +10,9 @@ from octavo.cache.group import KVCacheGroup
 from octavo.cache.pool import BlockPool
 from octavo.cache.prefix_index import PrefixIndex
 from octavo.cache.table import BlockTable, NewBlocks, PrefixMatch, SequenceBlocks
+from octavo.cache.tier_device import DeviceBlocks
+from octavo.cache.tier_prefix import StagedPrefix
+from octavo.cache.tiers import CacheTiers
 from octavo.errors import ConfigError
 from octavo.flow.plan import BlockCopy
 
@@ -49,11 +52,14 @@ class CacheManager:
     taken over from a living sequence (`fork`): it is copied in the step in which the fork first writes into it, and
     not at all when the fork begins at a block border.
 
+    Args:
+        tiers: where evicted blocks go and come back from, if anywhere.
+
     Raises:
         ConfigError: not even one token fits into the blocks.
     """
 
-    def __init__(self, groups: Sequence[KVCacheGroup], options: CacheOptions) -> None:
+    def __init__(self, groups: Sequence[KVCacheGroup], options: CacheOptions, tiers: CacheTiers | None = None) -> None:
         if options.num_blocks < len(groups):
             raise ConfigError(
                 f"{options.num_blocks} cache blocks are too few: a token needs {len(groups)}, one for each cache group"
@@ -65,8 +71,12 @@ class CacheManager:
         self._sliding = tuple(index for index, group in enumerate(groups) if group.window is not None)
         self._fingerprint = options.fingerprint
         self._index = PrefixIndex([group.tail(options.block_size) for group in groups])
-        self._pool = BlockPool(options.num_blocks, options.eviction, self._index.remove)
+        self._pool = BlockPool(options.num_blocks, options.eviction, self._evict)
+        self.tiers = tiers
         self._generation = 0
+        if tiers is not None:
+            tiers.attach(DeviceBlocks(self._index, self._pool))
+            self._generation = tiers.generation
         self._copies: list[BlockCopy] = []
 
     def open(self, salt: str = "") -> SequenceBlocks:
@@ -84,14 +94,7 @@ class CacheManager:
         most = len(token_ids) - 1 if limit is None else min(limit, len(token_ids) - 1)
         if not self.prefix_caching or most < size or not len(self._index):
             return PrefixMatch(0, self.no_blocks, (0,) * len(self._groups))
-        self._refresh(held)
-        hashes = held.hashes
-
-        def key_at(index: int) -> BlockHash:
-            while len(hashes) <= index:
-                extend_hashes(hashes, held.root, token_ids, size)
-            return hashes[index]
-
+        key_at, hashes = self._chain(held, token_ids), held.hashes
         length = self._index.longest(key_at, most // size)
         firsts = tuple(self._index.first_needed(group, length) for group in range(len(self._groups)))
         # What a window group does not need is never read: any id stands for it.
@@ -100,6 +103,15 @@ class CacheManager:
             for group, first in enumerate(firsts)
         )
         return PrefixMatch(length * size, blocks, firsts)
+
+    def stage(self, held: SequenceBlocks, token_ids: Sequence[int], limit: int | None = None) -> StagedPrefix | None:
+        """What tiers hold of a waiting sequence's prefix beyond `match_prefix`, if it is worth bringing back."""
+        most = len(token_ids) - 1 if limit is None else min(limit, len(token_ids) - 1)
+        if self.tiers is None or not self.prefix_caching or most < self.block_size:
+            return None
+        key_at = self._chain(held, token_ids)
+        have = self._index.longest(key_at, most // self.block_size)
+        return self.tiers.stage(key_at, held.hashes, most // self.block_size, have)
 
     def fork(self, held: SequenceBlocks, donor: SequenceBlocks, tokens: int) -> PrefixMatch | None:
         """What a sequence that holds nothing can take over from one that is alive, up to the middle of a block.
@@ -243,15 +255,33 @@ class CacheManager:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached contents. Running sequences keep their blocks but never share them any more."""
         self._generation += 1
+        self.forget_device()
+        if self.tiers is not None:
+            self.tiers.reset(self._generation)
+        return True
+
+    def forget_device(self) -> None:
+        """The device's memory is about to lose its contents; tiers keep theirs. Nothing may be held."""
         self._index.clear()
         self._pool.drop_all()
-        return True
 
     def stats(self) -> CacheStats:
         """A reading."""
         pool = self._pool
         free = pool.available - pool.cached
         return CacheStats(pool.num_blocks, pool.num_blocks - pool.available, pool.cached, free, pool.evictions)
+
+    def _chain(self, held: SequenceBlocks, token_ids: Sequence[int]) -> Callable[[int], BlockHash]:
+        """The hash of a sequence's i-th block; computed when first asked for."""
+        self._refresh(held)
+        hashes, size = held.hashes, self.block_size
+
+        def key_at(index: int) -> BlockHash:
+            while len(hashes) <= index:
+                extend_hashes(hashes, held.root, token_ids, size)
+            return hashes[index]
+
+        return key_at
 
     def _refresh(self, held: SequenceBlocks) -> None:
         """Hashes made before the last reset do not count any more."""
@@ -286,8 +316,16 @@ class CacheManager:
                 self._pool.release(table.blocks[table.first : first])
                 table.first = first
 
+    def _evict(self, block: int) -> None:
+        """A cached block is given to someone else."""
+        if self.tiers is not None:
+            self.tiers.evicted(block, *self._index.place(block))
+        self._index.remove(block)
+
     def _forget(self, block: int) -> None:
         if block in self._index:
+            if self.tiers is not None:
+                self.tiers.forget(*self._index.place(block))
             self._index.remove(block)
             self._pool.drop(block)
 

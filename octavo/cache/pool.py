@@ -80,6 +80,10 @@ class BlockPool:
         """The block's contents can be found now; `depth` blocks stand before it in its chain."""
         self._uses[block] = BlockUse(depth)
 
+    def depths(self) -> dict[BlockId, int]:
+        """How many blocks stand before each block with cached contents, in its chain."""
+        return {block: use.depth for block, use in self._uses.items()}
+
     def drop(self, block: BlockId) -> None:
         """The block's contents cannot be found any more."""
         del self._uses[block]

@@ -51,6 +51,18 @@ class PrefixIndex:
         """The block of a hash that is known to be there."""
         return self._blocks[group][key]
 
+    def find(self, group: int, key: BlockHash) -> BlockId | None:
+        """The block of a hash, if there is one."""
+        return self._blocks[group].get(key)
+
+    def place(self, block: BlockId) -> tuple[int, BlockHash]:
+        """The group and hash of a block that is known to be there."""
+        return self._places[block]
+
+    def places(self) -> list[tuple[BlockId, tuple[int, BlockHash]]]:
+        """Every block with its group and hash."""
+        return list(self._places.items())
+
     def longest(self, key_at: Callable[[int], BlockHash], limit: int) -> int:
         """The most leading blocks, up to `limit`, which every group can use.
 
