@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from octavo.engine.async_llm import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine
     from octavo.engine.llm import LLM
     from octavo.engine.llm_engine import EngineArgs, LLMEngine
-    from octavo.engine.outputs_api import CompletionOutput, RequestOutput
+    from octavo.engine.outputs_api import BeamSearchOutput, CompletionOutput, RequestOutput
     from octavo.engine.prompts import TextPrompt, TokensPrompt
+    from octavo.flow.beam_search_params import BeamSearchParams
     from octavo.flow.sampling_params import RequestOutputKind, SamplingParams
 
 __version__ = "0.1.0"
@@ -20,9 +21,11 @@ __version__ = "0.1.0"
 _HOME = {
     "LLM": "octavo.engine.llm",
     "SamplingParams": "octavo.flow.sampling_params",
+    "BeamSearchParams": "octavo.flow.beam_search_params",
     "RequestOutputKind": "octavo.flow.sampling_params",
     "RequestOutput": "octavo.engine.outputs_api",
     "CompletionOutput": "octavo.engine.outputs_api",
+    "BeamSearchOutput": "octavo.engine.outputs_api",
     "TextPrompt": "octavo.engine.prompts",
     "TokensPrompt": "octavo.engine.prompts",
     "EngineConfig": "octavo.config.engine",
@@ -38,6 +41,8 @@ __all__ = [
     "AsyncEngineArgs",
     "AsyncLLM",
     "AsyncLLMEngine",
+    "BeamSearchOutput",
+    "BeamSearchParams",
     "CompletionOutput",
     "EngineArgs",
     "EngineConfig",

@@ -9,11 +9,12 @@ from octavo.config.compatibility import split_foreign
 from octavo.config.engine import EngineConfig
 from octavo.engine.client import EngineInfo
 from octavo.engine.offline import OfflineEngine
-from octavo.engine.outputs_api import RequestCollector, RequestOutput
+from octavo.engine.outputs_api import BeamSearchOutput, RequestCollector, RequestOutput, beam_search_output
 from octavo.engine.progress import open_progress
 from octavo.engine.prompts import PromptType, list_conversations, list_prompts, spread
 from octavo.engine.tokenizer_api import ApiTokenizer
 from octavo.errors import InvalidRequestError, UnsupportedError
+from octavo.flow.beam_search_params import BeamSearchParams
 from octavo.flow.request import GenerationRequest
 from octavo.flow.sampling_params import SamplingParams
 from octavo.telemetry.log import configure
@@ -120,6 +121,34 @@ class LLM:
         ]
         # The template has written the special tokens itself.
         return self._run(self._prepare(texts, sampling_params, priority, False), use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        lora_request: object = None,
+        use_tqdm: bool | Callable[..., Any] = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of every prompt that a search of `params.beam_width` beams finds.
+
+        Args:
+            concurrency_limit: prompts that are searched for at a time (default: as many as the engine has room for).
+
+        Raises:
+            InvalidRequestError: a prompt or parameter is wrong; nothing was generated then.
+        """
+        _refuse(lora_request=lora_request)
+        offline = self._offline
+        prepared: list[tuple[GenerationRequest, RequestCollector]] = []
+        for prompt in list_prompts(prompts):
+            request = offline.prepare_beams(prompt, params)
+            prepared.append((request, offline.collector(request, prompt)))
+        at_once = concurrency_limit or max(len(prepared), 1)
+        found: list[RequestOutput] = []
+        for start in range(0, len(prepared), at_once):
+            found += self._run(prepared[start : start + at_once], use_tqdm)
+        return [beam_search_output(one, offline.text_of_prompt(one)) for one in found]
 
     def enqueue(
         self,
@@ -242,7 +271,6 @@ class LLM:
 # vLLM's methods that Octavo lacks.
 _MISSING = {
     **dict.fromkeys(("encode", "embed", "classify", "score", "reward"), "needs a pooling model: not supported yet"),
-    **dict.fromkeys(("beam_search",), "is not supported yet: use n and choose by cumulative_logprob"),
     **dict.fromkeys(("sleep", "wake_up", "release_kv_cache_memory"), "is not supported yet: use close()"),
     **dict.fromkeys(("collective_rpc", "apply_model"), "is not supported: there is no Python model to reach"),
     **dict.fromkeys(("start_profile", "stop_profile"), "is not supported yet: see `octavo bench`"),

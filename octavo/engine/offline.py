@@ -3,15 +3,17 @@
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 
 from octavo.config.engine import EngineConfig
 from octavo.engine.build import build_engine, locate_model
 from octavo.engine.frontend import build_frontend
 from octavo.engine.meter import EngineMeter
-from octavo.engine.outputs_api import RequestCollector
+from octavo.engine.outputs_api import RequestCollector, RequestOutput
 from octavo.engine.prompts import PromptType, text_of
 from octavo.errors import EngineDeadError
+from octavo.flow.beam_search_params import BeamSearchParams
 from octavo.flow.delta import TextDelta
 from octavo.flow.request import GenerationRequest
 from octavo.flow.sampling_params import SamplingParams
@@ -59,6 +61,21 @@ class OfflineEngine:
             priority=priority,
             add_special_tokens=add_special_tokens,
         )
+
+    def prepare_beams(self, prompt: PromptType, params: BeamSearchParams) -> GenerationRequest:
+        """A beam search for `stream`; its answers bring the log-probabilities of twice as many tokens as beams.
+
+        Raises:
+            InvalidRequestError: what is wrong with it.
+        """
+        request = self.inputs.prepare_beams(prompt, params, str(next(self._ids)), arrival=time.monotonic())
+        return replace(request, sampling=replace(request.sampling, logprobs=2 * params.beam_width))
+
+    def text_of_prompt(self, output: RequestOutput) -> str:
+        """The prompt's text, decoded when it was given as token ids."""
+        if output.prompt is not None or self.frontend.tokenizer is None:
+            return output.prompt or ""
+        return self.frontend.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=True)
 
     def collector(self, request: GenerationRequest, prompt: PromptType) -> RequestCollector:
         """What grows a RequestOutput of this request's deltas."""

@@ -87,6 +87,46 @@ class RequestOutput:
     kv_transfer_params: dict[str, Any] | None = None
 
 
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """One answer of a beam search. As in vLLM, `tokens` and `text` begin with the prompt.
+
+    `logprobs` has one {token id: Logprob} a generated token: the token's, then the likeliest ones.
+    """
+
+    tokens: list[int]
+    logprobs: list[dict[int, Logprob]]
+    lora_request: None = None
+    cum_logprob: float = 0.0
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """The answers to one prompt, best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+def beam_search_output(found: RequestOutput, prompt: str) -> BeamSearchOutput:
+    """A finished request with beams, in vLLM's form; `prompt` is its prompt's text."""
+    return BeamSearchOutput(
+        [
+            BeamSearchSequence(
+                tokens=[*found.prompt_token_ids, *answer.token_ids],
+                logprobs=answer.logprobs or [],
+                cum_logprob=answer.cumulative_logprob or 0.0,
+                text=prompt + answer.text,
+                finish_reason=answer.finish_reason,
+                stop_reason=answer.stop_reason,
+            )
+            for answer in found.outputs
+        ]
+    )
+
+
 class RequestCollector:
     """Grows one RequestOutput from the deltas of its streams. Owner: whoever receives the deltas.
 

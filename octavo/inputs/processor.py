@@ -1,10 +1,12 @@
 """Prompts and parameters to requests that are valid by construction: the only way into the engine."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, cast
 
 from octavo.errors import InvalidRequestError, UnsupportedError
+from octavo.flow.beam_search_params import BeamSearchParams
 from octavo.flow.request import GenerationRequest, Sampling, Stopping
 from octavo.flow.sampling_params import SamplingParams, defaults_from, end_ids
 from octavo.inputs.limits import InputLimits
@@ -133,6 +135,17 @@ class InputProcessor:
             spaces_between_special_tokens=checked.spaces_between_special_tokens,
             detokenize=checked.detokenize and self.tokenizer is not None,
         )
+
+    def prepare_beams(
+        self, prompt: Prompt, params: BeamSearchParams, request_id: str, **options: Any
+    ) -> GenerationRequest:
+        """A request for beam search; `options` as in `prepare`.
+
+        Raises:
+            InvalidRequestError: as `prepare`.
+        """
+        request = self.prepare(prompt, params.sampling_params(), request_id, **options)
+        return replace(request, beam=params.beam)
 
     def _sampling(self, params: SamplingParams) -> Sampling:
         vocab = self.limits.vocab

@@ -94,7 +94,7 @@ class BeamSearch:
             total, length = (0.0, 0) if before is None else (before.total, before.length)
             for rank, (token, logprob) in enumerate(zip(entry.token_ids[1:], entry.logprobs[1:], strict=True), 1):
                 stops = token in self._ends
-                if stops and length < self._least:
+                if token < 0 or (stops and length < self._least):  # a vocabulary may have fewer tokens than asked for
                     continue
                 full = length + 1 >= self._most
                 ended = FinishReason.STOP if stops else FinishReason.LENGTH if full else None
