@@ -15,18 +15,31 @@ constexpr int64_t kPart = 256; // keys whose weights share one largest score; pa
 constexpr int64_t kKeys = 64;  // keys of a block, likewise
 constexpr int kChunks = 4;     // of 16 keys in a block
 
+// How a cache format is read. load32 may give the 32 elements in another order; stored sums then have it too.
 struct CacheF32 {
+  static constexpr bool kPairs = false;
   using Type = float;
+  static void load32(const float* p, Vec16& first, Vec16& second) {
+    first = load(p);
+    second = load(p + 16);
+  }
   static Vec16 load16(const float* p) { return load(p); }
   static float load1(float x) { return x; }
 };
 struct CacheF16 {
+  static constexpr bool kPairs = false;
   using Type = uint16_t;
+  static void load32(const uint16_t* p, Vec16& first, Vec16& second) {
+    first = load_f16(p);
+    second = load_f16(p + 16);
+  }
   static Vec16 load16(const uint16_t* p) { return load_f16(p); }
   static float load1(uint16_t x) { return from_f16(x); }
 };
 struct CacheBf16 {
+  static constexpr bool kPairs = true;
   using Type = uint16_t;
+  static void load32(const uint16_t* p, Vec16& even, Vec16& odd) { load_bf16_pairs(p, even, odd); }
   static Vec16 load16(const uint16_t* p) { return load_bf16(p); }
   static float load1(uint16_t x) { return from_bf16(x); }
 };
@@ -34,7 +47,7 @@ struct CacheBf16 {
 // 64 keys and values as four chunks of 16, wherever those are.
 template <class Format> struct KeyBlock {
   using Type = typename Format::Type;
-  const Type* keys[kChunks];   // element (d, lane) of a chunk at d * key_stride + lane
+  const Type* keys[kChunks];   // element (d, lane) of a chunk at d * key_stride + lane, or as cache_layout.h pairs them
   const Type* values[kChunks]; // element (key, d) at key * value_stride + d
   int64_t key_stride;
   int64_t value_stride;
@@ -61,15 +74,29 @@ void score_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
   const typename Format::Type* keys[Vectors];
 #pragma GCC unroll 4
   for (int c = 0; c < Vectors; ++c) keys[c] = block.keys[chunk + c];
-  for (int64_t d = 0; d < set.head_dim; ++d) {
-    Vec16 key[Vectors];
-#pragma GCC unroll 4
-    for (int c = 0; c < Vectors; ++c) key[c] = Format::load16(keys[c] + d * block.key_stride);
+  const auto add = [&](int64_t d, const Vec16(&key)[Vectors]) {
 #pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r) {
       const Vec16 q = set1(query[r * set.head_dim + d]);
 #pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) totals[r][c] = fma(q, key[c], totals[r][c]);
+    }
+  };
+  if constexpr (Format::kPairs) {
+    for (int64_t d = 0; d < set.head_dim; d += 2) {
+      Vec16 even[Vectors];
+      Vec16 odd[Vectors];
+#pragma GCC unroll 4
+      for (int c = 0; c < Vectors; ++c) Format::load32(keys[c] + d * block.key_stride, even[c], odd[c]);
+      add(d, even);
+      if (d + 1 < set.head_dim) add(d + 1, odd);
+    }
+  } else {
+    for (int64_t d = 0; d < set.head_dim; ++d) {
+      Vec16 key[Vectors];
+#pragma GCC unroll 4
+      for (int c = 0; c < Vectors; ++c) key[c] = Format::load16(keys[c] + d * block.key_stride);
+      add(d, key);
     }
   }
 #pragma GCC unroll 4
@@ -96,8 +123,12 @@ void value_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
     const typename Format::Type* values = block.values[chunk] + (key - 16 * chunk) * block.value_stride + at;
     for (; key < end; ++key, values += block.value_stride) {
       Vec16 value[Vectors];
-#pragma GCC unroll 4
-      for (int c = 0; c < Vectors; ++c) value[c] = Format::load16(values + 16 * c);
+      if constexpr (Vectors == 1) {
+        value[0] = Format::load16(values);
+      } else {
+#pragma GCC unroll 2
+        for (int c = 0; c < Vectors; c += 2) Format::load32(values + 16 * c, value[c], value[c + 1]);
+      }
 #pragma GCC unroll 4
       for (int r = 0; r < Rows; ++r) {
         const Vec16 weight = set1(weights[r * kPart + key]);
@@ -140,6 +171,7 @@ void value_rows(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
   for (; at + 16 * kTileVectors <= set.head_dim; at += 16 * kTileVectors) {
     value_tile<Format, Rows, kTileVectors>(set, block, row, at, first, last);
   }
+  for (; at + 32 <= set.head_dim; at += 32) value_tile<Format, Rows, 2>(set, block, row, at, first, last);
   for (; at + 16 <= set.head_dim; at += 16) value_tile<Format, Rows, 1>(set, block, row, at, first, last);
   if (at == set.head_dim) return;
 #pragma GCC unroll 4

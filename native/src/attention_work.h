@@ -113,7 +113,15 @@ public:
     const int64_t width = attention_.head_dim;
     float* out = attention_.out + (token * attention_.heads + head) * width;
     const Vec16 factor = set1(1.0f / total.weight());
-    for (int64_t at = 0; at < width; at += 16) store_up_to(out + at, load(total.values + at) * factor, width - at);
+    int64_t at = 0;
+    for (; attention_.layer.layout.pairs && at + 32 <= width; at += 32) {
+      Vec16 low;
+      Vec16 high;
+      zip(load(total.values + at) * factor, load(total.values + at + 16) * factor, low, high);
+      store(out + at, low);
+      store(out + at + 16, high);
+    }
+    for (; at < width; at += 16) store_up_to(out + at, load(total.values + at) * factor, width - at);
   }
 
 private:
@@ -199,7 +207,8 @@ private:
       const int64_t position = begin + 16 * smaller(larger(chunk, first), last);
       const int64_t offset = position % layout_.block_size;
       const uint8_t* data = block_of(position);
-      block.keys[chunk] = reinterpret_cast<const Type*>(data + layout_.keys_at(kv_head_)) + offset;
+      block.keys[chunk] =
+          reinterpret_cast<const Type*>(data + layout_.keys_at(kv_head_)) + layout_.key_at(0, offset);
       block.values[chunk] =
           reinterpret_cast<const Type*>(data + layout_.values_at(kv_head_)) + offset * layout_.value_width;
     }
@@ -234,9 +243,18 @@ private:
 
   void convert_keys(const KeyBlock<Format>& block) {
     for (int64_t chunk = 0; chunk < kChunks; ++chunk) {
-      for (int64_t d = 0; d < attention_.head_dim; ++d) {
-        const Vec16 keys = Format::load16(block.keys[chunk] + d * block.key_stride);
-        store(converted_ + d * kKeys + 16 * chunk, keys);
+      float* out = converted_ + 16 * chunk;
+      for (int64_t d = 0; d < attention_.head_dim; d += Format::kPairs ? 2 : 1) {
+        const Type* keys = block.keys[chunk] + d * block.key_stride;
+        if constexpr (Format::kPairs) {
+          Vec16 even;
+          Vec16 odd;
+          Format::load32(keys, even, odd);
+          store(out + d * kKeys, even);
+          if (d + 1 < attention_.head_dim) store(out + (d + 1) * kKeys, odd);
+        } else {
+          store(out + d * kKeys, Format::load16(keys));
+        }
       }
     }
   }
@@ -249,9 +267,9 @@ private:
       const bool in_range = key >= range.first && key < range.last;
       const int64_t position = begin + (in_range ? key : range.first);
       const uint8_t* data = block_of(position) + layout_.keys_at(kv_head_);
-      const Type* keys = reinterpret_cast<const Type*>(data) + position % layout_.block_size;
+      const Type* keys = reinterpret_cast<const Type*>(data);
       for (int64_t d = 0; d < attention_.head_dim; ++d) {
-        column[d * kKeys] = Format::load1(keys[d * layout_.block_size]);
+        column[d * kKeys] = Format::load1(keys[layout_.key_at(d, position % layout_.block_size)]);
       }
     }
   }
@@ -322,6 +340,13 @@ private:
   void convert_value(const Type* value, int64_t key) {
     float* out = converted_ + key * attention_.padded;
     int64_t at = 0;
+    for (; at + 32 <= attention_.head_dim; at += 32) {
+      Vec16 first;
+      Vec16 second;
+      Format::load32(value + at, first, second);
+      store(out + at, first);
+      store(out + at + 16, second);
+    }
     for (; at + 16 <= attention_.head_dim; at += 16) store(out + at, Format::load16(value + at));
     for (; at < attention_.head_dim; ++at) out[at] = Format::load1(value[at]);
   }

@@ -1,6 +1,8 @@
 // How one layer's part of a page is laid out: for each kv head its keys [key_width][block_size], transposed so that a
 // vector's lanes are consecutive keys, then its values [block_size][value_width]. Heads follow each other, so a task,
 // which works for one head, reads one stretch. A layer's part is padded to 64 bytes.
+//
+// bf16 keys stand in pairs, [key_width / 2][block_size][2]: a shift and a mask widen a register full of them.
 #pragma once
 #include <stdint.h>
 
@@ -12,14 +14,23 @@ inline int64_t cache_element_bytes(int32_t format) { return format == OCTAVO_F32
 
 struct CacheLayout {
   int64_t key_width, value_width, block_size, element, layer_bytes;
+  bool pairs;
 
   CacheLayout(int32_t format, int64_t kv_heads, int64_t key_width, int64_t value_width, int64_t block_size)
       : key_width(key_width), value_width(value_width), block_size(block_size), element(cache_element_bytes(format)),
-        layer_bytes((kv_heads * (key_width + value_width) * block_size * element + 63) / 64 * 64) {}
+        layer_bytes(0), pairs(format == OCTAVO_BF16) {
+    layer_bytes = (keys_at(kv_heads) + 63) / 64 * 64;
+  }
 
   // From the start of the layer's part, bytes.
-  int64_t keys_at(int64_t head) const { return head * (key_width + value_width) * block_size * element; }
-  int64_t values_at(int64_t head) const { return keys_at(head) + key_width * block_size * element; }
+  int64_t keys_at(int64_t head) const { return head * (key_rows() + value_width) * block_size * element; }
+  int64_t values_at(int64_t head) const { return keys_at(head) + key_rows() * block_size * element; }
+  int64_t key_rows() const { return pairs ? (key_width + 1) / 2 * 2 : key_width; }
+
+  // From the start of a head's keys, elements: dimension d of the key at `offset`.
+  int64_t key_at(int64_t d, int64_t offset) const {
+    return pairs ? d / 2 * 2 * block_size + 2 * offset + d % 2 : d * block_size + offset;
+  }
 };
 
 // One layer of one group in the pool.

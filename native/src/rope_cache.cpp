@@ -87,11 +87,11 @@ void write_head(const CacheLayer& layer, uint8_t* block, int64_t head, int64_t o
                 const float* value, float* scratch) {
   using Type = typename Format::Type;
   const CacheLayout& layout = layer.layout;
-  Type* keys = reinterpret_cast<Type*>(block + layout.keys_at(head)) + offset;
+  Type* keys = reinterpret_cast<Type*>(block + layout.keys_at(head));
   Type* values = reinterpret_cast<Type*>(block + layout.values_at(head)) + offset * layout.value_width;
   Type* converted = reinterpret_cast<Type*>(scratch);
   store_row<Format>(key, converted, layout.key_width);
-  for (int64_t at = 0; at < layout.key_width; ++at) keys[at * layout.block_size] = converted[at];
+  for (int64_t at = 0; at < layout.key_width; ++at) keys[layout.key_at(at, offset)] = converted[at];
   store_row<Format>(value, values, layout.value_width);
 }
 

@@ -4,6 +4,8 @@
 //   zero() set1(x) load(p) store(p, v)     any alignment; p is float*
 //   load_n(p, n) store_n(p, v, n)          the first n lanes, 0 <= n <= 16; other lanes are 0 and not touched in memory
 //   load_f16 load_bf16 store_f16 store_bf16 (uint16_t*)
+//   load_bf16_pairs(p, even, odd)          32 of them: those at even and those at odd places
+//   zip(even, odd, low, high)              the reverse: two vectors in order
 //   + - * /   fma(a, b, c) = a * b + c     one rounding where the hardware has it (scalar: two)
 //   max(a, b) min(a, b)                    b when a lane of either is NaN (NEON: NaN)
 //   sqrt(v) round_int(v)                   to nearest even

@@ -41,6 +41,22 @@ inline __m256 widen_bf16(__m128i eight) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(eight), 16));
 }
 inline Vec16 load_bf16(const uint16_t* p) { return {widen_bf16(load_eight(p)), widen_bf16(load_eight(p + 8))}; }
+inline void load_bf16_pairs(const uint16_t* p, Vec16& even, Vec16& odd) {
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 16));
+  even = {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
+  odd = {_mm256_castsi256_ps(_mm256_and_si256(low, mask)), _mm256_castsi256_ps(_mm256_and_si256(high, mask))};
+}
+inline Vec16 zip(__m256 even, __m256 odd) {
+  const __m256 outer = _mm256_unpacklo_ps(even, odd); // 0 1 and 4 5 of each
+  const __m256 inner = _mm256_unpackhi_ps(even, odd); // 2 3 and 6 7
+  return {_mm256_permute2f128_ps(outer, inner, 0x20), _mm256_permute2f128_ps(outer, inner, 0x31)};
+}
+inline void zip(Vec16 even, Vec16 odd, Vec16& low, Vec16& high) {
+  low = zip(even.a, odd.a);
+  high = zip(even.b, odd.b);
+}
 inline void store_f16(uint16_t* p, Vec16 v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(v.b, _MM_FROUND_TO_NEAREST_INT));

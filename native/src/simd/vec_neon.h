@@ -42,6 +42,20 @@ inline Vec16 load_f16(const uint16_t* p) {
 inline Vec16 load_bf16(const uint16_t* p) {
   return each_quarter([&](int i) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)); });
 }
+inline void load_bf16_pairs(const uint16_t* p, Vec16& even, Vec16& odd) {
+  for (int i = 0; i < 4; ++i) {
+    const uint32x4_t both = vreinterpretq_u32_u16(vld1q_u16(p + 8 * i));
+    even.q[i] = vreinterpretq_f32_u32(vshlq_n_u32(both, 16));
+    odd.q[i] = vreinterpretq_f32_u32(vandq_u32(both, vdupq_n_u32(0xffff0000u)));
+  }
+}
+inline void zip(Vec16 even, Vec16 odd, Vec16& low, Vec16& high) {
+  for (int i = 0; i < 4; ++i) {
+    Vec16& half = i < 2 ? low : high;
+    half.q[i % 2 * 2] = vzip1q_f32(even.q[i], odd.q[i]);
+    half.q[i % 2 * 2 + 1] = vzip2q_f32(even.q[i], odd.q[i]);
+  }
+}
 inline void store_f16(uint16_t* p, Vec16 v) {
   for (int i = 0; i < 4; ++i) vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(v.q[i])));
 }

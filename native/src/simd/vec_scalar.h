@@ -7,7 +7,7 @@
 namespace octavo {
 
 constexpr int kTileRows = 1;
-constexpr int kTileVectors = 1;
+constexpr int kTileVectors = 2;
 
 struct Vec16 {
   float lane[16];
@@ -41,6 +41,15 @@ inline Vec16 load_f16(const uint16_t* p) {
 }
 inline Vec16 load_bf16(const uint16_t* p) {
   return each_lane([&](int i) { return from_bf16(p[i]); });
+}
+inline void load_bf16_pairs(const uint16_t* p, Vec16& even, Vec16& odd) {
+  even = each_lane([&](int i) { return from_bf16(p[2 * i]); });
+  odd = each_lane([&](int i) { return from_bf16(p[2 * i + 1]); });
+}
+inline void zip(const Vec16& even, const Vec16& odd, Vec16& low, Vec16& high) {
+  const auto at = [&](int i) { return i % 2 == 0 ? even.lane[i / 2] : odd.lane[i / 2]; };
+  low = each_lane([&](int i) { return at(i); });
+  high = each_lane([&](int i) { return at(i + 16); });
 }
 inline void store_f16(uint16_t* p, const Vec16& v) {
   for (int i = 0; i < 16; ++i) p[i] = to_f16(v.lane[i]);
