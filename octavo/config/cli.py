@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from octavo.config.compatibility import FOREIGN, split_foreign
 from octavo.config.engine import SECTIONS, EngineConfig
+from octavo.config.environment import read_environment
 from octavo.errors import ConfigError
 
 _TITLES = {
@@ -108,7 +109,8 @@ def _help(field: "Field[Any]") -> str:
 
 
 def config_from(arguments: argparse.Namespace, **more: object) -> tuple[EngineConfig, list[str]]:
-    """The configuration that flags, `--config` file and `more` (which wins) ask for, and notes on what has no effect.
+    """The configuration asked for, and notes on what has no effect. `more` wins over flags, they over the `--config`
+    file, it over the environment.
 
     Raises:
         ConfigError: an unknown option or a value out of range.
@@ -117,9 +119,16 @@ def config_from(arguments: argparse.Namespace, **more: object) -> tuple[EngineCo
     known = {field.name for section in SECTIONS.values() for field in fields(section)} | set(FOREIGN)
     given = {name: value for name, value in vars(arguments).items() if name in known}
     path = getattr(arguments, "config", None)
-    options = {**(read_config_file(Path(path)) if path else {}), **given, **more}
+    options = {**_from_environment(), **(read_config_file(Path(path)) if path else {}), **given, **more}
     own, notes = split_foreign(options)
     return EngineConfig.from_options(**own), notes
+
+
+def _from_environment() -> dict[str, Any]:
+    """What environment variables say about options; threads and isa are resolved later, with their reason."""
+    environment = read_environment()
+    named = {"api_key": environment.api_key, "log_level": environment.log_level}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def read_config_file(path: Path) -> dict[str, Any]:

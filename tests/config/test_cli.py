@@ -64,6 +64,17 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     assert config.serving.served_model_name == ("x", "y")
 
 
+def test_flags_win_over_the_file_and_it_over_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "from-environment")
+    monkeypatch.setenv("OCTAVO_LOG_LEVEL", "error")
+    path = tmp_path / "octavo.yaml"
+    path.write_text("log-level: warning\n")
+    config = parse("--config", str(path))[0]
+    assert (config.serving.api_key, config.telemetry.log_level) == ("from-environment", "warning")
+    config = parse("--api-key", "from-flag", "--log-level", "debug")[0]
+    assert (config.serving.api_key, config.telemetry.log_level) == ("from-flag", "debug")
+
+
 @pytest.mark.parametrize("text", ["- a\n- b\n", "a: [\n", "just text"])
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "octavo.yaml"
