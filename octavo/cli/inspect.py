@@ -1,15 +1,8 @@
 """`octavo inspect`: what a model is, what Octavo does with it, and why."""
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
 from octavo.cli.options import command_parser, read_config
-from octavo.config.values import format_size
-from octavo.engine.build import Engine, build_engine
-from octavo.kernels.cpu.describe import describe
-from octavo.spec.decoder import AttentionSpec, DecoderSpec, DenseMlpSpec, LayerSpec, NormSpec
-
-_WIDTH = 24
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -17,129 +10,14 @@ def run(arguments: Sequence[str]) -> int:
     parser = command_parser("inspect", "Show what a model is and what Octavo does with it, and why.")
     parser.add_argument("--program", action="store_true", help="print the recorded program, instruction by instruction")
     parsed = parser.parse_args(arguments)
-    engine = build_engine(read_config(parsed))
+    config = read_config(parsed)
+
+    from octavo.cli.report import program, report  # after the flags are known to be right
+    from octavo.engine.build import build_engine
+
+    engine = build_engine(config)
     try:
-        lines = _program(engine) if parsed.program else report(engine)
-        for line in lines:
-            print(line)
+        print("\n".join(program(engine) if parsed.program else report(engine)))
     finally:
-        engine.client.close()
+        engine.close()
     return 0
-
-
-def report(engine: Engine) -> Iterator[str]:
-    """Everything but the program, line by line."""
-    yield from _section("model", _model_lines(engine))
-    yield from _section("layers", _layer_lines(engine.source.spec))
-    yield from _section("configuration", _choice_lines(engine))
-    yield from _section("memory", _memory_lines(engine))
-    yield from _section("cache groups", _group_lines(engine))
-    yield from _section("kernels", [_pair(k.what, f"{k.kernel:32} {k.reason}") for k in engine.kernels])
-    yield from _section("start-up", [_pair(phase, f"{seconds:.2f} s") for phase, seconds in engine.phases])
-
-
-def _program(engine: Engine) -> Iterator[str]:
-    if engine.backend.program is None:
-        yield "this backend records no program: it runs op by op"
-        return
-    yield from describe(engine.backend.program)
-
-
-def _section(title: str, lines: Sequence[str]) -> Iterator[str]:
-    yield title
-    yield from (f"  {line}" for line in lines)
-    yield ""
-
-
-def _pair(name: str, value: object) -> str:
-    return f"{name:{_WIDTH}} {value}"
-
-
-def _model_lines(engine: Engine) -> list[str]:
-    source, spec = engine.source, engine.source.spec
-    return [
-        _pair("path", source.path),
-        _pair("family", source.family),
-        _pair("hidden", spec.hidden),
-        _pair("layers", len(spec.layers)),
-        _pair("vocabulary", spec.vocab),
-        _pair("context", f"{spec.max_positions} tokens"),
-        _pair("embedding", _fields(spec.embedding)),
-        _pair("head", _fields(spec.head)),
-        _pair("final norm", "none" if spec.final_norm is None else _norm(spec.final_norm)),
-    ]
-
-
-def _layer_lines(spec: DecoderSpec) -> list[str]:
-    lines: list[str] = []
-    first = 0
-    for layer, members in groupby(spec.layers):
-        count = len(list(members))
-        place = f"{first}" if count == 1 else f"{first}-{first + count - 1}"
-        lines += [_pair(place if index == 0 else "", text) for index, text in enumerate(_layer(layer))]
-        first += count
-    return lines
-
-
-def _layer(layer: LayerSpec) -> list[str]:
-    lines: list[str] = []
-    for block in layer.blocks:
-        for branch in block.branches:
-            norms = [f"{name} {_norm(norm)}" for name, norm in _norms(branch.norm or block.norm, branch.post_norm)]
-            lines.append(", ".join([_body(branch.body), *norms]))
-    return lines
-
-
-def _norms(before: NormSpec | None, after: NormSpec | None) -> list[tuple[str, NormSpec]]:
-    return [(name, norm) for name, norm in (("norm", before), ("post-norm", after)) if norm is not None]
-
-
-def _body(body: AttentionSpec | DenseMlpSpec) -> str:
-    if isinstance(body, DenseMlpSpec):
-        return f"{'gated ' if body.gated else ''}MLP {body.width}, {body.activation}{', biases' if body.bias else ''}"
-    parts = [f"attention {body.heads} heads of {body.head_dim}, {body.kv_heads} kv, scale {body.scale:.4g}"]
-    parts.append("no rope" if body.rope is None else f"rope {body.rope.theta:g} over {body.rope.width}")
-    if body.rope is not None and body.rope.scaling is not None:
-        parts.append(type(body.rope.scaling).__name__)
-    if body.window is not None:
-        parts.append(f"window {body.window}")
-    if body.softcap is not None:
-        parts.append(f"softcap {body.softcap:g}")
-    parts += [text for text, there in (("qkv bias", body.qkv_bias), ("out bias", body.out_bias)) if there]
-    if body.qk_norm is not None:
-        parts.append(f"qk-norm {_norm(body.qk_norm)}")
-    return ", ".join(parts)
-
-
-def _norm(norm: NormSpec) -> str:
-    return f"{norm.kind} {norm.eps:g}"
-
-
-def _fields(spec: object) -> str:
-    """Fields of a small spec, without the dots and quotes of a repr."""
-    return repr(spec).partition("(")[2].rstrip(")").replace("=", " ")
-
-
-def _choice_lines(engine: Engine) -> list[str]:
-    return [_pair(name, f"{choice.value!s:28} {choice.reason}") for name, choice in engine.resolved.choices()]
-
-
-def _memory_lines(engine: Engine) -> list[str]:
-    memory = engine.memory
-    cache = engine.resolved.cache
-    return [
-        _pair("weights in the file", format_size(engine.source.file_bytes)),
-        _pair("weights as packed", format_size(memory.weight_bytes)),
-        _pair("KV cache", f"{format_size(cache.cache_bytes.value)}, taken as tokens come"),
-        _pair("KV cache a token", format_size(memory.token_bytes)),
-        _pair("this process now", format_size(memory.resident_bytes)),
-        _pair("free on the machine", format_size(memory.available_bytes)),
-    ]
-
-
-def _group_lines(engine: Engine) -> list[str]:
-    lines: list[str] = []
-    for index, group in enumerate(engine.groups):
-        kind = "every token" if group.window is None else f"the last {group.window} tokens"
-        lines.append(_pair(str(index), f"{len(group.layers)} layers keep {kind}: {', '.join(map(str, group.layers))}"))
-    return lines
