@@ -129,10 +129,11 @@ def test_what_help_and_import_load() -> None:
         assert done.stderr.strip() == "[]", code
 
 
-def test_what_a_command_help_loads() -> None:
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_the_help_of_a_command_loads(name: str) -> None:
     probe = (
         "import sys\nfrom octavo.cli.main import main\n"
-        "try:\n    main(['serve', '--help'])\nexcept SystemExit:\n    pass\n"
+        f"try:\n    main([{name!r}, '--help'])\nexcept SystemExit:\n    pass\n"
         "print(sorted(set(sys.modules) & {'torch', 'numpy', 'tokenizers', 'starlette', 'zmq'}), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
