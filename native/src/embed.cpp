@@ -52,8 +52,8 @@ float scale_of_group(const Format& f, const PanelLayout& at, const uint8_t* pane
 float min_of_group(const Format& f, const PanelLayout& at, const uint8_t* panel, int64_t group, int lane) {
   if (f.scale == Scale::half) return half_at(panel + at.min, group, lane);
   const float d = half_at(panel + at.super_min, group / (kSuperblock / f.group), lane);
-  const int byte = f.scale == Scale::nibbles ? panel[at.scale + group * kLanes + lane] >> 4
-                                             : panel[at.min + group * kLanes + lane];
+  const int byte =
+      f.scale == Scale::nibbles ? panel[at.scale + group * kLanes + lane] >> 4 : panel[at.min + group * kLanes + lane];
   return -(d * static_cast<float>(byte));
 }
 
@@ -75,41 +75,40 @@ void block_lane(int32_t format, const uint8_t* panel, int lane, int64_t cols, fl
 void read_lane(int32_t format, const uint8_t* panel, int lane, int64_t cols, float* out) {
   uint16_t bits;
   switch (format) {
-    case OCTAVO_F32:
-      for (int64_t k = 0; k < cols; ++k) memcpy(out + k, panel + (k * kLanes + lane) * 4, 4);
-      return;
-    case OCTAVO_F16:
-      for (int64_t k = 0; k < cols; ++k) out[k] = half_at(panel, k, lane);
-      return;
-    case OCTAVO_BF16:
-      for (int64_t k = 0; k < cols; ++k) {
-        memcpy(&bits, panel + (k / 2 * kLanes + lane) * 4 + k % 2 * 2, 2);
-        out[k] = from_bf16(bits);
-      }
-      return;
-    default:
-      return block_lane(format, panel, lane, cols, out);
+  case OCTAVO_F32:
+    for (int64_t k = 0; k < cols; ++k) memcpy(out + k, panel + (k * kLanes + lane) * 4, 4);
+    return;
+  case OCTAVO_F16:
+    for (int64_t k = 0; k < cols; ++k) out[k] = half_at(panel, k, lane);
+    return;
+  case OCTAVO_BF16:
+    for (int64_t k = 0; k < cols; ++k) {
+      memcpy(&bits, panel + (k / 2 * kLanes + lane) * 4 + k % 2 * 2, 2);
+      out[k] = from_bf16(bits);
+    }
+    return;
+  default: return block_lane(format, panel, lane, cols, out);
   }
 }
 
-}  // namespace
+} // namespace
 
 void embed(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep& step,
            int64_t rows) {
   const auto* segments = static_cast<const OctavoSegment*>(instruction.p[0]);
   const int32_t* ids = instruction.i[2] == 0 ? step.token_ids : step.positions;
   float* out = program.buffer[instruction.out];
-  const int64_t least = 8192 / (instruction.width > 0 ? instruction.width : 1) + 1;  // rows worth a task
+  const int64_t least = 8192 / (instruction.width > 0 ? instruction.width : 1) + 1; // rows worth a task
   team.parallel_ranges(rows, least, [&](int64_t begin, int64_t end, int) {
     for (int64_t t = begin; t < end; ++t) {
       int64_t id = ids[t];
       const OctavoSegment* segment = segments;
       for (; id >= segment->rows; ++segment) id -= segment->rows;
-      const uint8_t* panel = static_cast<const uint8_t*>(segment->data) +
-                             id / kLanes * panel_layout(segment->format, segment->cols).bytes;
+      const uint8_t* panel =
+          static_cast<const uint8_t*>(segment->data) + id / kLanes * panel_layout(segment->format, segment->cols).bytes;
       read_lane(segment->format, panel, static_cast<int>(id % kLanes), segment->cols, out + t * instruction.width);
     }
   });
 }
 
-}  // namespace octavo
+} // namespace octavo

@@ -11,12 +11,12 @@ constexpr int kUnit = 32;        // inputs that are encoded together in the plan
 constexpr int kSuperblock = 256; // inputs that share a K-quant's d and dmin
 
 enum class Scale {
-  none,       // a dense format
-  half,       // one f16 a group
-  exponent,   // one E8M0 byte a group: 2^(e - 128)
-  bytes,      // two levels: f16 d a superblock, one unsigned byte a group
+  none,     // a dense format
+  half,     // one f16 a group
+  exponent, // one E8M0 byte a group: 2^(e - 128)
+  bytes,    // two levels: f16 d a superblock, one unsigned byte a group
   signed_bytes,
-  nibbles,    // two levels: one byte a group holds scale (low) and min (high)
+  nibbles, // two levels: one byte a group holds scale (low) and min (high)
 };
 
 enum class Values { integers, iq4_nl, mxfp4 };
@@ -35,10 +35,10 @@ struct Format {
   int source_bytes; // of a source block
   int low_bits;     // of an element when dense
   int high_bits;
-  int group;        // inputs that share a scale
+  int group; // inputs that share a scale
   Scale scale;
   bool mins;
-  int offset;       // a code stands for code - offset
+  int offset; // a code stands for code - offset
   Values values;
 
   constexpr bool known() const { return block != 0; }
@@ -50,22 +50,22 @@ struct Format {
 
 constexpr Format format_of(int32_t format) {
   switch (format) {
-    case OCTAVO_F32: return {1, 4, 32, 0, 0, Scale::none, false, 0, Values::integers};
-    case OCTAVO_F16: return {1, 2, 16, 0, 0, Scale::none, false, 0, Values::integers};
-    case OCTAVO_BF16: return {1, 2, 16, 0, 0, Scale::none, false, 0, Values::integers};
-    case OCTAVO_Q4_0: return {32, 18, 4, 0, 32, Scale::half, false, 8, Values::integers};
-    case OCTAVO_Q4_1: return {32, 20, 4, 0, 32, Scale::half, true, 0, Values::integers};
-    case OCTAVO_Q5_0: return {32, 22, 4, 1, 32, Scale::half, false, 16, Values::integers};
-    case OCTAVO_Q5_1: return {32, 24, 4, 1, 32, Scale::half, true, 0, Values::integers};
-    case OCTAVO_Q8_0: return {32, 34, 8, 0, 32, Scale::half, false, 0, Values::integers};
-    case OCTAVO_Q2_K: return {256, 84, 2, 0, 16, Scale::nibbles, true, 0, Values::integers};
-    case OCTAVO_Q3_K: return {256, 110, 2, 1, 16, Scale::signed_bytes, false, 4, Values::integers};
-    case OCTAVO_Q4_K: return {256, 144, 4, 0, 32, Scale::bytes, true, 0, Values::integers};
-    case OCTAVO_Q5_K: return {256, 176, 4, 1, 32, Scale::bytes, true, 0, Values::integers};
-    case OCTAVO_Q6_K: return {256, 210, 4, 2, 16, Scale::signed_bytes, false, 32, Values::integers};
-    case OCTAVO_IQ4_NL: return {32, 18, 4, 0, 32, Scale::half, false, 0, Values::iq4_nl};
-    case OCTAVO_MXFP4: return {32, 17, 4, 0, 32, Scale::exponent, false, 0, Values::mxfp4};
-    default: return {};
+  case OCTAVO_F32: return {1, 4, 32, 0, 0, Scale::none, false, 0, Values::integers};
+  case OCTAVO_F16: return {1, 2, 16, 0, 0, Scale::none, false, 0, Values::integers};
+  case OCTAVO_BF16: return {1, 2, 16, 0, 0, Scale::none, false, 0, Values::integers};
+  case OCTAVO_Q4_0: return {32, 18, 4, 0, 32, Scale::half, false, 8, Values::integers};
+  case OCTAVO_Q4_1: return {32, 20, 4, 0, 32, Scale::half, true, 0, Values::integers};
+  case OCTAVO_Q5_0: return {32, 22, 4, 1, 32, Scale::half, false, 16, Values::integers};
+  case OCTAVO_Q5_1: return {32, 24, 4, 1, 32, Scale::half, true, 0, Values::integers};
+  case OCTAVO_Q8_0: return {32, 34, 8, 0, 32, Scale::half, false, 0, Values::integers};
+  case OCTAVO_Q2_K: return {256, 84, 2, 0, 16, Scale::nibbles, true, 0, Values::integers};
+  case OCTAVO_Q3_K: return {256, 110, 2, 1, 16, Scale::signed_bytes, false, 4, Values::integers};
+  case OCTAVO_Q4_K: return {256, 144, 4, 0, 32, Scale::bytes, true, 0, Values::integers};
+  case OCTAVO_Q5_K: return {256, 176, 4, 1, 32, Scale::bytes, true, 0, Values::integers};
+  case OCTAVO_Q6_K: return {256, 210, 4, 2, 16, Scale::signed_bytes, false, 32, Values::integers};
+  case OCTAVO_IQ4_NL: return {32, 18, 4, 0, 32, Scale::half, false, 0, Values::iq4_nl};
+  case OCTAVO_MXFP4: return {32, 17, 4, 0, 32, Scale::exponent, false, 0, Values::mxfp4};
+  default: return {};
   }
 }
 
@@ -98,4 +98,4 @@ constexpr PanelLayout panel_layout(int32_t number, int64_t cols) {
 
 constexpr int64_t panel_count(int64_t rows) { return (rows + kLanes - 1) / kLanes; }
 
-}  // namespace octavo
+} // namespace octavo

@@ -1,4 +1,5 @@
-// Deals a product out to the team: prepares the inputs once, then strips of panels, each for one row or a block of rows.
+// Deals a product out to the team: prepares the inputs once, then strips of panels, each for one row or a block of
+// rows.
 #include "linear.h"
 
 #include "linear_kernels.h"
@@ -7,17 +8,17 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t kWorthSharing = 16384;       // elements that one thread prepares as fast as the team
-constexpr int64_t kTaskBytes = 1 << 16;        // of weights, that are worth a task of their own
-constexpr int64_t kFewLimit = kFewRows > 1 ? 2 * kFewRows : 1;  // rows that go that way: each pass reads the codes again
-constexpr int kTileStep = 12;                  // blocks of rows are multiples of it
+constexpr int64_t kWorthSharing = 16384;                       // elements that one thread prepares as fast as the team
+constexpr int64_t kTaskBytes = 1 << 16;                        // of weights, that are worth a task of their own
+constexpr int64_t kFewLimit = kFewRows > 1 ? 2 * kFewRows : 1; // rows that go that way: each pass reads the codes again
+constexpr int kTileStep = 12;                                  // blocks of rows are multiples of it
 
 struct Product {
   const OctavoSegment* segments;
   int segment_count;
   LinearInputs in;
-  const float* bias;      // null: none
-  const float* residual;  // null: none
+  const float* bias;     // null: none
+  const float* residual; // null: none
   float* out;
   int64_t width;
   int64_t rows;
@@ -65,7 +66,8 @@ void round_row_wide(const float* x, int64_t cols, int64_t even_cols, float* out)
 }
 
 void sum_groups(const float* x, int64_t cols, int group, float* out) {
-  for (int64_t k = 0; k < cols; k += group) *out++ = group == 16 ? sum(load(x + k)) : sum(load(x + k) + load(x + k + 16));
+  for (int64_t k = 0; k < cols; k += group)
+    *out++ = group == 16 ? sum(load(x + k)) : sum(load(x + k) + load(x + k + 16));
 }
 
 // What the segments' formats need beside the inputs themselves.
@@ -103,8 +105,10 @@ LinearInputs prepare(Team& team, const float* x, int64_t rows, int64_t cols, con
       if (needs.sums32) sum_groups(from, cols, 32, sums32 + row * (cols / 32));
     }
   };
-  if (rows * cols <= kWorthSharing) prepare_rows(0, rows, 0);
-  else team.parallel_ranges(rows, 1, prepare_rows);
+  if (rows * cols <= kWorthSharing)
+    prepare_rows(0, rows, 0);
+  else
+    team.parallel_ranges(rows, 1, prepare_rows);
   if (needs.bf16 && pairs) in.pairs = reinterpret_cast<const uint32_t*>(rounded);
   if (needs.bf16 && !pairs) in.rounded = rounded;
   if (needs.sums16) in.sums16 = sums16;
@@ -125,7 +129,7 @@ void run_few(const Product& product, const OctavoSegment& segment, int64_t first
   const int height = pass_rows(product.rows);
   const int widest = height > 2 ? 2 : kWidestFew;
   for (int64_t panel = begin; panel < end;) {
-    const int wide = widest > 2 && end - panel >= 4 ? 2 : widest > 1 && end - panel >= 2 ? 1 : 0;  // as a power of two
+    const int wide = widest > 2 && end - panel >= 4 ? 2 : widest > 1 && end - panel >= 2 ? 1 : 0; // as a power of two
     const int panels = 1 << wide;
     for (int64_t row = 0; row < product.rows; row += height) {
       const int rows = static_cast<int>(product.rows - row < height ? product.rows - row : height);
@@ -192,8 +196,7 @@ StripRange strip_of(int64_t panels, int widest, int64_t index) {
 
 int64_t all_strips(const Product& product, int widest) {
   int64_t count = 0;
-  for (int s = 0; s < product.segment_count; ++s)
-    count += strip_count(panel_count(product.segments[s].rows), widest);
+  for (int s = 0; s < product.segment_count; ++s) count += strip_count(panel_count(product.segments[s].rows), widest);
   return count;
 }
 
@@ -221,7 +224,7 @@ void many_rows(Team& team, const Product& product) {
   const int64_t even = (product.rows + fewest - 1) / fewest;
   const int64_t height = (even + kTileStep - 1) / kTileStep * kTileStep;
   const int64_t blocks = (product.rows + height - 1) / height;
-  int widest = kWidestMany;  // narrower strips when there would be too few to share evenly
+  int widest = kWidestMany; // narrower strips when there would be too few to share evenly
   while (widest > 1 && team.threads() > 1 && all_strips(product, widest) * blocks < 6 * team.threads()) widest /= 2;
   team.parallel(all_strips(product, widest) * blocks, [&](int64_t task, int thread) {
     const int64_t row = task % blocks * height;
@@ -230,7 +233,7 @@ void many_rows(Team& team, const Product& product) {
   });
 }
 
-}  // namespace
+} // namespace
 
 void linear(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep&,
             int64_t rows) {
@@ -245,8 +248,10 @@ void linear(Team& team, const OctavoInstruction& instruction, const OctavoProgra
   product.rows = rows;
   product.in = prepare(team, program.buffer[instruction.in0], rows, instruction.depth,
                        needs_of(product.segments, product.segment_count));
-  if (rows <= kFewLimit) few_rows(team, product);
-  else many_rows(team, product);
+  if (rows <= kFewLimit)
+    few_rows(team, product);
+  else
+    many_rows(team, product);
 }
 
-}  // namespace octavo
+} // namespace octavo

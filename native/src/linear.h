@@ -16,4 +16,4 @@ void linear(Team& team, const OctavoInstruction& instruction, const OctavoProgra
 void embed(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep& step,
            int64_t rows);
 
-}  // namespace octavo
+} // namespace octavo

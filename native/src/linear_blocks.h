@@ -16,8 +16,8 @@ template <int Number> const float* group_sums(const LinearInputs& in, int64_t ro
 template <int Number, int Rows, int Panels> struct BlockTile {
   static constexpr Format f = format_of(Number);
   const Strip& strip;
-  const float* x;     // [Rows], cols apart
-  const float* sums;  // [Rows], cols / f.group apart; null without mins
+  const float* x;    // [Rows], cols apart
+  const float* sums; // [Rows], cols / f.group apart; null without mins
   int64_t cols;
   Vec16 sum[Rows][Panels], total[Rows][Panels];
 
@@ -52,8 +52,7 @@ template <int Number, int Rows, int Panels> struct BlockTile {
       if constexpr (f.mins) {
         const Vec16 min = group_min<Number>(panel(p), strip.layout, shared[p], group);
 #pragma GCC unroll 4
-        for (int r = 0; r < Rows; ++r)
-          total[r][p] = fma(min, set1(sums[r * (cols / f.group) + group]), total[r][p]);
+        for (int r = 0; r < Rows; ++r) total[r][p] = fma(min, set1(sums[r * (cols / f.group) + group]), total[r][p]);
       }
 #pragma GCC unroll 4
       for (int r = 0; r < Rows; ++r) sum[r][p] = zero();
@@ -108,10 +107,10 @@ template <int Number> void unpack_unit(const uint8_t* low, const uint8_t* high, 
 
 template <int Number>
 void many_block_rows(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int rows, float* total,
-                float* scratch) {
+                     float* scratch) {
   constexpr Format f = format_of(Number);
   constexpr int kGroups = kUnit / f.group;
-  float* scales = scratch + kMostPanels * kUnit * kLanes;  // [group of the unit][panel][16]
+  float* scales = scratch + kMostPanels * kUnit * kLanes; // [group of the unit][panel][16]
   float* mins = scales + 2 * kMostPanels * kLanes;
   memset(total, 0, sizeof(float) * static_cast<size_t>(rows * panels * kLanes));
   for (int64_t unit = 0; unit < in.cols / kUnit; ++unit) {
@@ -152,4 +151,4 @@ template <int Number> struct Blocks {
   static constexpr ManyRows kMany = many_block_rows<Number>;
 };
 
-}  // namespace octavo
+} // namespace octavo

@@ -123,7 +123,8 @@ template <int Number> struct CodeTable {
   alignas(64) float value[32];
   constexpr CodeTable() : value() {
     constexpr Format f = format_of(Number);
-    for (int index = 0; index < 32; ++index) value[index] = value_of<Number>(index & ((1 << (f.low_bits + f.high_bits)) - 1));
+    for (int index = 0; index < 32; ++index)
+      value[index] = value_of<Number>(index & ((1 << (f.low_bits + f.high_bits)) - 1));
   }
 };
 template <int Number> constexpr CodeTable<Number> kCodeTable{};
@@ -135,16 +136,21 @@ template <int Number, int Row, int Parity> inline Int16 code_bytes(const uint8_t
   const Int16 codes = f.low_bits == 4 ? shift_right<4 * Parity>(load_words(low + Row * 64))
                                       : shift_right<kPair>(load_words(low + Row / 2 * 64));
   constexpr uint32_t kLow = ((1u << f.low_bits) - 1) * 0x01010101u;
-  if constexpr (f.high_bits == 2) return pick_bits(kLow, codes, shift_right<kPair - f.low_bits>(load_words(high + Row / 2 * 64)));
-  else if constexpr (f.high_bits == 1) return pick_bits(kLow, codes, shift_right<2 * Row + Parity - f.low_bits>(load_words(high)));
-  else return codes;
+  if constexpr (f.high_bits == 2)
+    return pick_bits(kLow, codes, shift_right<kPair - f.low_bits>(load_words(high + Row / 2 * 64)));
+  else if constexpr (f.high_bits == 1)
+    return pick_bits(kLow, codes, shift_right<2 * Row + Parity - f.low_bits>(load_words(high)));
+  else
+    return codes;
 }
 
 template <int Number> inline Vec16 float_of_codes(const Int16& codes) {
   constexpr Format f = format_of(Number);
   if constexpr (f.values == Values::integers) {
-    if constexpr (f.offset == 0) return to_float(codes);
-    else return to_float(codes) - set1(static_cast<float>(f.offset));
+    if constexpr (f.offset == 0)
+      return to_float(codes);
+    else
+      return to_float(codes) - set1(static_cast<float>(f.offset));
   } else {
 #if defined(OCTAVO_ISA_AVX2)
     return {look_up(kCodeTable<Number>.value, codes.a), look_up(kCodeTable<Number>.value, codes.b)};
@@ -170,8 +176,8 @@ template <int Number> constexpr float value_unit() {
 // Byte Byte of each word, signed, times 2^24: moved to the front, the rest cleared.
 template <int Byte> inline __m512 front_byte(__m512i bytes) {
   constexpr int kPick = static_cast<int>(static_cast<uint32_t>(Byte) << 24 | 0x808080u);
-  const __m512i pick = _mm512_add_epi32(_mm512_set1_epi32(kPick),
-                                        _mm512_broadcast_i32x4(_mm_setr_epi32(0, 4 << 24, 8 << 24, 12 << 24)));
+  const __m512i pick =
+      _mm512_add_epi32(_mm512_set1_epi32(kPick), _mm512_broadcast_i32x4(_mm_setr_epi32(0, 4 << 24, 8 << 24, 12 << 24)));
   return _mm512_cvtepi32_ps(_mm512_shuffle_epi8(bytes, pick));
 }
 #endif
@@ -184,11 +190,13 @@ template <int Number, int Byte> inline Vec16 value_of_byte(const Int16& codes) {
   if constexpr (kBits == 6) {
     const __m512i bits = _mm512_and_si512(codes.v, _mm512_set1_epi8(63));
     return {front_byte<Byte>(_mm512_sub_epi8(bits, _mm512_set1_epi8(static_cast<char>(f.offset))))};
-  } else {  // a permutation looks at the lowest 4 bits of an index, that of two registers at 5
+  } else { // a permutation looks at the lowest 4 bits of an index, that of two registers at 5
     const __m512i index = shift_right<8 * Byte>(codes).v;
     const float* table = kCodeTable<Number>.value;
-    if constexpr (kBits < 5) return {_mm512_permutexvar_ps(index, _mm512_load_ps(table))};
-    else return {_mm512_permutex2var_ps(_mm512_load_ps(table), index, _mm512_load_ps(table + 16))};
+    if constexpr (kBits < 5)
+      return {_mm512_permutexvar_ps(index, _mm512_load_ps(table))};
+    else
+      return {_mm512_permutex2var_ps(_mm512_load_ps(table), index, _mm512_load_ps(table + 16))};
   }
 #else
   return float_of_codes<Number>(keep_bits(shift_right<8 * Byte>(codes), (1u << kBits) - 1));
@@ -264,21 +272,28 @@ template <int Number>
 inline Vec16 group_scale(const uint8_t* panel, const PanelLayout& at, const SuperScales& shared, int64_t group) {
   constexpr Format f = format_of(Number);
   const uint8_t* bytes = panel + at.scale + group * kLanes;
-  if constexpr (f.scale == Scale::half) return load_halves(panel + at.scale + group * 2 * kLanes);
-  else if constexpr (f.scale == Scale::exponent) return load_exponents(bytes);
-  else if constexpr (f.scale == Scale::signed_bytes) return shared.d * to_float(load_signed_bytes(bytes));
-  else if constexpr (f.scale == Scale::bytes) return shared.d * to_float(load_unsigned_bytes(bytes));
-  else return shared.d * to_float(keep_bits(load_unsigned_bytes(bytes), 15));
+  if constexpr (f.scale == Scale::half)
+    return load_halves(panel + at.scale + group * 2 * kLanes);
+  else if constexpr (f.scale == Scale::exponent)
+    return load_exponents(bytes);
+  else if constexpr (f.scale == Scale::signed_bytes)
+    return shared.d * to_float(load_signed_bytes(bytes));
+  else if constexpr (f.scale == Scale::bytes)
+    return shared.d * to_float(load_unsigned_bytes(bytes));
+  else
+    return shared.d * to_float(keep_bits(load_unsigned_bytes(bytes), 15));
 }
 
 // What is added to every value of a group.
 template <int Number>
 inline Vec16 group_min(const uint8_t* panel, const PanelLayout& at, const SuperScales& shared, int64_t group) {
   constexpr Format f = format_of(Number);
-  if constexpr (f.scale == Scale::half) return load_halves(panel + at.min + group * 2 * kLanes);
+  if constexpr (f.scale == Scale::half)
+    return load_halves(panel + at.min + group * 2 * kLanes);
   else if constexpr (f.scale == Scale::nibbles)
     return shared.min * to_float(shift_right<4>(load_unsigned_bytes(panel + at.scale + group * kLanes)));
-  else return shared.min * to_float(load_unsigned_bytes(panel + at.min + group * kLanes));
+  else
+    return shared.min * to_float(load_unsigned_bytes(panel + at.min + group * kLanes));
 }
 
-}  // namespace octavo
+} // namespace octavo

@@ -43,7 +43,7 @@ template <int Number> int64_t dense_cols(const LinearInputs& in) {
 
 template <int Number, int Rows, int Panels>
 void few_dense_rows(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
-  constexpr int64_t kBytes = format_of(Number).low_bits / 8 * kLanes;  // of one input
+  constexpr int64_t kBytes = format_of(Number).low_bits / 8 * kLanes; // of one input
   const float* x = dense_inputs<Number>(in, row);
   const int64_t cols = dense_cols<Number>(in), ahead = Panels * strip.layout.bytes;
   Vec16 total[Rows][Panels];
@@ -97,7 +97,7 @@ template <int Number> void unpack_dense(const uint8_t* panel, int64_t start, int
 
 template <int Number>
 void many_dense_rows(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int rows, float* total,
-                float* scratch) {
+                     float* scratch) {
   const int64_t cols = dense_cols<Number>(in);
   memset(total, 0, sizeof(float) * static_cast<size_t>(rows * panels * kLanes));
   for (int64_t start = 0; start < cols; start += kDenseGroup) {
@@ -160,7 +160,8 @@ void few_pair_rows(const Strip& strip, const LinearInputs& in, int64_t row, floa
     for (int p = 0; p < Panels; ++p) _mm512_storeu_ps(out + (r * Panels + p) * kLanes, total[r][p]);
 }
 
-void many_pair_rows(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int rows, float* total, float*) {
+void many_pair_rows(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int rows, float* total,
+                    float*) {
   const int64_t words = in.even_cols / 2;
   memset(total, 0, sizeof(float) * static_cast<size_t>(rows * panels * kLanes));
   for (int64_t start = 0; start < words; start += kPairGroup / 2) {
@@ -186,11 +187,11 @@ bool is_amd() {
 }
 #endif
 
-}  // namespace
+} // namespace
 
 bool bf16_in_pairs() {
 #if defined(__AVX512BF16__)
-  static std::atomic<int> known{-1};  // asking the processor takes microseconds in a virtual machine
+  static std::atomic<int> known{-1}; // asking the processor takes microseconds in a virtual machine
   int answer = known.load(std::memory_order_relaxed);
   if (answer < 0) known.store(answer = is_amd() ? 1 : 0, std::memory_order_relaxed);
   return answer == 1;
@@ -208,4 +209,4 @@ LinearKernel dense_kernel(int32_t format) {
   return kernel_of<Dense<OCTAVO_BF16>>();
 }
 
-}  // namespace octavo
+} // namespace octavo

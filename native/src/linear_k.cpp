@@ -5,12 +5,12 @@ namespace octavo {
 
 LinearKernel k_quant_kernel(int32_t format) {
   switch (format) {
-    case OCTAVO_Q2_K: return kernel_of<Blocks<OCTAVO_Q2_K>>();
-    case OCTAVO_Q3_K: return kernel_of<Blocks<OCTAVO_Q3_K>>();
-    case OCTAVO_Q4_K: return kernel_of<Blocks<OCTAVO_Q4_K>>();
-    case OCTAVO_Q5_K: return kernel_of<Blocks<OCTAVO_Q5_K>>();
-    default: return kernel_of<Blocks<OCTAVO_Q6_K>>();
+  case OCTAVO_Q2_K: return kernel_of<Blocks<OCTAVO_Q2_K>>();
+  case OCTAVO_Q3_K: return kernel_of<Blocks<OCTAVO_Q3_K>>();
+  case OCTAVO_Q4_K: return kernel_of<Blocks<OCTAVO_Q4_K>>();
+  case OCTAVO_Q5_K: return kernel_of<Blocks<OCTAVO_Q5_K>>();
+  default: return kernel_of<Blocks<OCTAVO_Q6_K>>();
   }
 }
 
-}  // namespace octavo
+} // namespace octavo

@@ -1,8 +1,8 @@
 // Products of rows of inputs with a strip of 1, 2 or 4 panels, one pair of kernels a format.
 //
-// The sum of one output, the same in both kernels and for any number of rows: inputs in groups (of a block format, those
-// that share a scale; else kDenseGroup or kPairGroup); in a group one chain of fused multiply-adds from 0, in input
-// order; total = fma(scale, group sum, total), then with mins total = fma(min, sum of the group's inputs, total).
+// The sum of one output, the same in both kernels and for any number of rows: inputs in groups (of a block format,
+// those that share a scale; else kDenseGroup or kPairGroup); in a group one chain of fused multiply-adds from 0, in
+// input order; total = fma(scale, group sum, total), then with mins total = fma(min, sum of the group's inputs, total).
 #pragma once
 #include <stdint.h>
 
@@ -11,8 +11,8 @@
 namespace octavo {
 
 constexpr int kDenseGroup = 64;
-constexpr int kPairGroup = 256;       // of bf16 in pairs
-constexpr int kMostPanels = 4;        // of a strip
+constexpr int kPairGroup = 256; // of bf16 in pairs
+constexpr int kMostPanels = 4;  // of a strip
 
 // As many as there are registers for: rows that keep their sums in them while codes are read, and panels with one such
 // row; panels of a strip with many rows (with few registers one panel and many rows reuse more).
@@ -24,7 +24,7 @@ constexpr int kFewRows = 1, kWidestFew = 2, kWidestMany = 1;
 constexpr int kFewRows = 1, kWidestFew = 1, kWidestMany = 1;
 #endif
 
-constexpr int kMostRows = 60;         // of one call
+constexpr int kMostRows = 60; // of one call
 constexpr int kScratchFloats = (kMostPanels * kDenseGroup + 4 * kMostPanels) * kLanes;
 
 // Whether bf16 weights meet bf16 inputs two at a time, by VDPBF16PS, or as floats. Both are exact products of the same
@@ -88,4 +88,4 @@ template <class Kernels> LinearKernel kernel_of() {
   return kernel;
 }
 
-}  // namespace octavo
+} // namespace octavo

@@ -5,14 +5,14 @@ namespace octavo {
 
 LinearKernel legacy_kernel(int32_t format) {
   switch (format) {
-    case OCTAVO_Q4_0: return kernel_of<Blocks<OCTAVO_Q4_0>>();
-    case OCTAVO_Q4_1: return kernel_of<Blocks<OCTAVO_Q4_1>>();
-    case OCTAVO_Q5_0: return kernel_of<Blocks<OCTAVO_Q5_0>>();
-    case OCTAVO_Q5_1: return kernel_of<Blocks<OCTAVO_Q5_1>>();
-    case OCTAVO_Q8_0: return kernel_of<Blocks<OCTAVO_Q8_0>>();
-    case OCTAVO_IQ4_NL: return kernel_of<Blocks<OCTAVO_IQ4_NL>>();
-    default: return kernel_of<Blocks<OCTAVO_MXFP4>>();
+  case OCTAVO_Q4_0: return kernel_of<Blocks<OCTAVO_Q4_0>>();
+  case OCTAVO_Q4_1: return kernel_of<Blocks<OCTAVO_Q4_1>>();
+  case OCTAVO_Q5_0: return kernel_of<Blocks<OCTAVO_Q5_0>>();
+  case OCTAVO_Q5_1: return kernel_of<Blocks<OCTAVO_Q5_1>>();
+  case OCTAVO_Q8_0: return kernel_of<Blocks<OCTAVO_Q8_0>>();
+  case OCTAVO_IQ4_NL: return kernel_of<Blocks<OCTAVO_IQ4_NL>>();
+  default: return kernel_of<Blocks<OCTAVO_MXFP4>>();
   }
 }
 
-}  // namespace octavo
+} // namespace octavo

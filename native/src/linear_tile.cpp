@@ -112,7 +112,7 @@ template <class Tile> void run_tile(const Tile& tile, int rows, int panels) {
   return run_all<kTallOne, 1>(tile, rows);
 }
 
-}  // namespace
+} // namespace
 
 void run_float_tile(const FloatTile& tile, int rows, int panels) { run_tile(tile, rows, panels); }
 
@@ -120,4 +120,4 @@ void run_float_tile(const FloatTile& tile, int rows, int panels) { run_tile(tile
 void run_pair_tile(const PairTile& tile, int rows, int panels) { run_tile(tile, rows, panels); }
 #endif
 
-}  // namespace octavo
+} // namespace octavo

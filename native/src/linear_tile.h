@@ -8,30 +8,30 @@ namespace octavo {
 
 // For each of `rows` rows and `panels` panels: total = fma(scale, sum over the group, total), and the min's part.
 struct FloatTile {
-  const float* weights;  // [panels] of [count][16], panel_stride floats apart
+  const float* weights; // [panels] of [count][16], panel_stride floats apart
   int64_t panel_stride;
-  int64_t count;         // inputs of the group
-  const float* inputs;   // [rows], row_stride apart
+  int64_t count;       // inputs of the group
+  const float* inputs; // [rows], row_stride apart
   int64_t row_stride;
-  const float* scales;   // [panels][16], or null: 1
-  const float* mins;     // [panels][16], or null: 0
-  const float* sums;     // [rows], sum_stride apart: the group's sum of inputs
+  const float* scales; // [panels][16], or null: 1
+  const float* mins;   // [panels][16], or null: 0
+  const float* sums;   // [rows], sum_stride apart: the group's sum of inputs
   int64_t sum_stride;
-  float* total;          // [rows][panels][16]
+  float* total; // [rows][panels][16]
 };
 
 void run_float_tile(const FloatTile& tile, int rows, int panels);
 
 // Words of two bf16 inputs against words of two bf16 weights. Only with AVX-512 BF16.
 struct PairTile {
-  const uint8_t* weights;  // [panels] of [count][16] words, panel_stride bytes apart
+  const uint8_t* weights; // [panels] of [count][16] words, panel_stride bytes apart
   int64_t panel_stride;
-  int64_t count;           // words of the group
-  const uint32_t* inputs;  // [rows], row_stride apart
+  int64_t count;          // words of the group
+  const uint32_t* inputs; // [rows], row_stride apart
   int64_t row_stride;
-  float* total;            // [rows][panels][16]
+  float* total; // [rows][panels][16]
 };
 
 void run_pair_tile(const PairTile& tile, int rows, int panels);
 
-}  // namespace octavo
+} // namespace octavo

@@ -18,9 +18,8 @@ struct SourcePanel {
 };
 
 // Words of 16 lanes, the input dimension outermost. Word is 16 or 32 bits; missing lanes become 0.
-template <class Word>
-void pack_words(const SourcePanel& source, int64_t words, uint8_t* out) {
-  constexpr int64_t kRun = 64 / sizeof(Word);  // one cache line of each row at a time
+template <class Word> void pack_words(const SourcePanel& source, int64_t words, uint8_t* out) {
+  constexpr int64_t kRun = 64 / sizeof(Word); // one cache line of each row at a time
   for (int64_t start = 0; start < words; start += kRun) {
     const int64_t count = words - start < kRun ? words - start : kRun;
     Word tile[kRun][kLanes] = {};
@@ -78,10 +77,10 @@ void pack_blocks(int32_t format, const SourcePanel& source, int64_t cols, uint8_
 void pack_panel(int32_t format, const SourcePanel& source, int64_t cols, uint8_t* out) {
   const PanelLayout at = panel_layout(format, cols);
   switch (format) {
-    case OCTAVO_F32: pack_words<uint32_t>(source, cols, out); break;
-    case OCTAVO_F16: pack_words<uint16_t>(source, cols, out); break;
-    case OCTAVO_BF16: pack_bf16(source, cols, out); break;
-    default: pack_blocks(format, source, cols, out); break;
+  case OCTAVO_F32: pack_words<uint32_t>(source, cols, out); break;
+  case OCTAVO_F16: pack_words<uint16_t>(source, cols, out); break;
+  case OCTAVO_BF16: pack_bf16(source, cols, out); break;
+  default: pack_blocks(format, source, cols, out); break;
   }
   const Format f = format_of(format);
   const int64_t groups = f.dense() ? 0 : cols / f.group;
@@ -94,21 +93,20 @@ bool finite_half(const uint8_t* p) { return (p[1] & 0x7c) != 0x7c; }
 
 bool finite_block(int32_t format, const uint8_t* p) {
   switch (format) {
-    case OCTAVO_MXFP4: return p[0] != 255;  // E8M0 has one NaN
-    case OCTAVO_Q2_K: return finite_half(p + 80) && finite_half(p + 82);
-    case OCTAVO_Q3_K: return finite_half(p + 108);
-    case OCTAVO_Q6_K: return finite_half(p + 208);
-    case OCTAVO_Q4_1:
-    case OCTAVO_Q5_1:
-    case OCTAVO_Q4_K:
-    case OCTAVO_Q5_K: return finite_half(p) && finite_half(p + 2);
-    default: return finite_half(p);
+  case OCTAVO_MXFP4: return p[0] != 255; // E8M0 has one NaN
+  case OCTAVO_Q2_K: return finite_half(p + 80) && finite_half(p + 82);
+  case OCTAVO_Q3_K: return finite_half(p + 108);
+  case OCTAVO_Q6_K: return finite_half(p + 208);
+  case OCTAVO_Q4_1:
+  case OCTAVO_Q5_1:
+  case OCTAVO_Q4_K:
+  case OCTAVO_Q5_K: return finite_half(p) && finite_half(p + 2);
+  default: return finite_half(p);
   }
 }
 
 // No word has all its exponent bits set.
-template <class Word>
-bool finite_words(const uint8_t* p, int64_t count, Word exponent) {
+template <class Word> bool finite_words(const uint8_t* p, int64_t count, Word exponent) {
   bool finite = true;
   for (int64_t k = 0; k < count; ++k) {
     Word word;
@@ -135,8 +133,8 @@ int64_t row_bytes(int32_t format, int64_t cols) {
   return cols / f.block * f.source_bytes;
 }
 
-}  // namespace
-}  // namespace octavo
+} // namespace
+} // namespace octavo
 
 int64_t octavo_source_bytes(int32_t format, int64_t rows, int64_t cols) {
   const int64_t bytes = octavo::row_bytes(format, cols);
@@ -164,7 +162,7 @@ int32_t octavo_pack(void* team, int32_t format, const void* source, int64_t rows
 int64_t octavo_find_invalid(void* team, int32_t format, const void* source, int64_t rows, int64_t cols) {
   const int64_t bytes = octavo::row_bytes(format, cols);
   if (bytes < 0 || rows == 0) return -1;
-  constexpr int64_t kRun = 64;  // rows a task
+  constexpr int64_t kRun = 64; // rows a task
   std::atomic<int64_t> first{rows};
   static_cast<octavo::Team*>(team)->parallel((rows + kRun - 1) / kRun, [&](int64_t task, int) {
     const int64_t end = (task + 1) * kRun < rows ? (task + 1) * kRun : rows;

@@ -27,8 +27,7 @@ void add_fifth_bits(const uint8_t* p, int lane, BlockLanes& out) {
 void read_pairs_of_bits(const uint8_t* p, int lane, BlockLanes& out) {
   for (int half = 0; half < 2; ++half)
     for (int part = 0; part < 4; ++part)
-      for (int i = 0; i < 32; ++i)
-        out.code[half * 128 + part * 32 + i][lane] = p[half * 32 + i] >> (2 * part) & 3;
+      for (int i = 0; i < 32; ++i) out.code[half * 128 + part * 32 + i][lane] = p[half * 32 + i] >> (2 * part) & 3;
 }
 
 // Q4_K, Q5_K: byte i of a run of 32 holds inputs i and i + 32.
@@ -92,66 +91,61 @@ void write_plane(const uint8_t (*code)[kLanes], int inputs, int shift, uint32_t 
   }
 }
 
-}  // namespace
+} // namespace
 
 void read_block(int32_t format, const uint8_t* p, int lane, BlockLanes& out) {
   switch (format) {
-    case OCTAVO_Q4_0:
-    case OCTAVO_IQ4_NL:
-      out.d[lane] = half_at(p);
-      return read_nibbles(p + 2, lane, out);
-    case OCTAVO_MXFP4:
-      out.d[lane] = p[0];
-      return read_nibbles(p + 1, lane, out);
-    case OCTAVO_Q4_1:
-      out.d[lane] = half_at(p);
-      out.dmin[lane] = half_at(p + 2);
-      return read_nibbles(p + 4, lane, out);
-    case OCTAVO_Q5_0:
-      out.d[lane] = half_at(p);
-      read_nibbles(p + 6, lane, out);
-      return add_fifth_bits(p + 2, lane, out);
-    case OCTAVO_Q5_1:
-      out.d[lane] = half_at(p);
-      out.dmin[lane] = half_at(p + 2);
-      read_nibbles(p + 8, lane, out);
-      return add_fifth_bits(p + 4, lane, out);
-    case OCTAVO_Q8_0:
-      out.d[lane] = half_at(p);
-      for (int i = 0; i < 32; ++i) out.code[i][lane] = p[2 + i];
-      return;
-    case OCTAVO_Q2_K:
-      for (int j = 0; j < 16; ++j) out.scale[j][lane] = p[j];
-      out.d[lane] = half_at(p + 80);
-      out.dmin[lane] = half_at(p + 82);
-      return read_pairs_of_bits(p + 16, lane, out);
-    case OCTAVO_Q3_K:
-      out.d[lane] = half_at(p + 108);
-      read_q3_scales(p + 96, lane, out);
-      read_pairs_of_bits(p + 32, lane, out);
-      return add_k_bit(p, 2, lane, out);
-    case OCTAVO_Q4_K:
-    case OCTAVO_Q5_K:
-      out.d[lane] = half_at(p);
-      out.dmin[lane] = half_at(p + 2);
-      read_k_scales(p + 4, lane, out);
-      if (format == OCTAVO_Q4_K) return read_k_nibbles(p + 16, lane, out);
-      read_k_nibbles(p + 48, lane, out);
-      return add_k_bit(p + 16, 4, lane, out);
-    case OCTAVO_Q6_K:
-      out.d[lane] = half_at(p + 208);
-      return read_q6(p, lane, out);
-    default:
-      return;
+  case OCTAVO_Q4_0:
+  case OCTAVO_IQ4_NL: out.d[lane] = half_at(p); return read_nibbles(p + 2, lane, out);
+  case OCTAVO_MXFP4: out.d[lane] = p[0]; return read_nibbles(p + 1, lane, out);
+  case OCTAVO_Q4_1:
+    out.d[lane] = half_at(p);
+    out.dmin[lane] = half_at(p + 2);
+    return read_nibbles(p + 4, lane, out);
+  case OCTAVO_Q5_0:
+    out.d[lane] = half_at(p);
+    read_nibbles(p + 6, lane, out);
+    return add_fifth_bits(p + 2, lane, out);
+  case OCTAVO_Q5_1:
+    out.d[lane] = half_at(p);
+    out.dmin[lane] = half_at(p + 2);
+    read_nibbles(p + 8, lane, out);
+    return add_fifth_bits(p + 4, lane, out);
+  case OCTAVO_Q8_0:
+    out.d[lane] = half_at(p);
+    for (int i = 0; i < 32; ++i) out.code[i][lane] = p[2 + i];
+    return;
+  case OCTAVO_Q2_K:
+    for (int j = 0; j < 16; ++j) out.scale[j][lane] = p[j];
+    out.d[lane] = half_at(p + 80);
+    out.dmin[lane] = half_at(p + 82);
+    return read_pairs_of_bits(p + 16, lane, out);
+  case OCTAVO_Q3_K:
+    out.d[lane] = half_at(p + 108);
+    read_q3_scales(p + 96, lane, out);
+    read_pairs_of_bits(p + 32, lane, out);
+    return add_k_bit(p, 2, lane, out);
+  case OCTAVO_Q4_K:
+  case OCTAVO_Q5_K:
+    out.d[lane] = half_at(p);
+    out.dmin[lane] = half_at(p + 2);
+    read_k_scales(p + 4, lane, out);
+    if (format == OCTAVO_Q4_K) return read_k_nibbles(p + 16, lane, out);
+    read_k_nibbles(p + 48, lane, out);
+    return add_k_bit(p + 16, 4, lane, out);
+  case OCTAVO_Q6_K: out.d[lane] = half_at(p + 208); return read_q6(p, lane, out);
+  default: return;
   }
 }
 
 void write_unit(const Format& format, const uint8_t (*code)[kLanes], uint8_t* low, uint8_t* high) {
   if (format.low_bits == 8) std::memcpy(low, code, kUnit * kLanes);
-  if (format.low_bits == 4) write_plane(code, 8, 0, 15, [](int k) { return 4 * k; }, low);
+  if (format.low_bits == 4)
+    write_plane(
+        code, 8, 0, 15, [](int k) { return 4 * k; }, low);
   if (format.low_bits == 2) write_plane(code, 16, 0, 3, two_bit_position, low);
   if (format.high_bits == 2) write_plane(code, 16, format.low_bits, 3, two_bit_position, high);
   if (format.high_bits == 1) write_plane(code, 32, format.low_bits, 1, one_bit_position, high);
 }
 
-}  // namespace octavo
+} // namespace octavo

@@ -28,7 +28,7 @@ HALVES = {
 BLOCK_FORMATS = tuple(HALVES)
 DENSE_FORMATS = ("f32", "f16", "bf16")
 FORMATS = DENSE_FORMATS + BLOCK_FORMATS
-BITS = {"f32": np.uint32, "f16": np.uint16, "bf16": np.uint16}
+ISAS = supported_isas()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Machine:
         return NativePacker(self.library, self.teams[-1])
 
 
-@pytest.fixture(scope="module", params=supported_isas())
+@pytest.fixture(scope="module", params=ISAS)
 def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     library = load_library(request.param)
     teams = tuple(ThreadTeam(library, threads) for threads in (1, 2, 3))
@@ -151,6 +151,11 @@ def assert_close(actual: Floats, x: Floats, stored: Sequence[StoredTensor]) -> N
         assert np.all(error <= 1e-6 * size), f"{part.format}: {np.max(error / size):.1e}"
         start += len(weight)
     assert actual.shape[1] == start
+
+
+def test_there_is_a_library() -> None:
+    """Without one, everything below would have no parameters and prove nothing."""
+    assert ISAS
 
 
 @pytest.mark.parametrize("format", FORMATS)
