@@ -30,4 +30,5 @@ class LocalExecutor:
         return _Done(self._worker.run_step(plan))
 
     def close(self) -> None:
-        """Nothing to stop: the worker lives and dies with its owner."""
+        """Let the worker finish what it began beside steps."""
+        self._worker.close()

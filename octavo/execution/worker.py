@@ -8,29 +8,39 @@ from numpy.typing import NDArray
 from octavo.execution.runner import Runner, StepOutputs
 from octavo.execution.slots import SlotTable
 from octavo.execution.step_inputs import StepInputs, build_inputs
+from octavo.execution.tiers.transfers import TierTransfers
 from octavo.flow.plan import StepPlan
-from octavo.flow.result import StepResult, TokenLogprobs
+from octavo.flow.result import StepResult, TierEvent, TokenLogprobs
 
 
 class Worker:
-    """The device side of the engine. Owns the slot table; one caller at a time."""
+    """The device side of the engine. Owns the slot table; one caller at a time.
 
-    def __init__(self, runner: Runner, table: SlotTable) -> None:
+    Args:
+        tiers: where blocks go from the device and come back from, if anywhere; closed by `close`.
+    """
+
+    def __init__(self, runner: Runner, table: SlotTable, tiers: TierTransfers | None = None) -> None:
         self._runner = runner
         self._table = table
+        self._tiers = tiers
 
     def run_step(self, plan: StepPlan) -> StepResult:
-        """Releases, arrivals and copies, then the forward of the plan's rows.
+        """Releases, arrivals, spills, copies and fetches, then the forward of the plan's rows.
 
         Raises:
             InternalError: the plan contradicts what the slots hold.
         """
-        began = time.perf_counter()
+        if self._tiers is not None:
+            self._tiers.spill(plan)  # first, since what is ordered here must happen even when the step fails
         self._table.apply(plan)
         for copy in plan.copies:
             self._runner.copy_block(copy.source, copy.target)
+        if self._tiers is not None:
+            self._tiers.fetch(plan)
+        began = time.perf_counter()
         if not plan.rows:
-            return StepResult(plan.step, (), seconds=time.perf_counter() - began)
+            return StepResult(plan.step, (), tier_events=self._tier_events(plan))
         inputs = build_inputs(plan, self._table)
         outputs = self._runner.run(inputs)
         drawn = inputs.drawn
@@ -43,7 +53,16 @@ class Worker:
             invalid=tuple(outputs.invalid[:drawn].astype(np.bool_).tolist()),
             prompt_logprobs=_prompt_logprobs(inputs, outputs) if inputs.rows > drawn else (),
             seconds=time.perf_counter() - began,
+            tier_events=self._tier_events(plan),
         )
+
+    def close(self) -> None:
+        """Let tiers finish what was begun."""
+        if self._tiers is not None:
+            self._tiers.close()
+
+    def _tier_events(self, plan: StepPlan) -> tuple[TierEvent, ...]:
+        return () if self._tiers is None else self._tiers.events(wait=plan.awaits)
 
 
 def _drawn_logprobs(inputs: StepInputs, outputs: StepOutputs) -> tuple[TokenLogprobs | None, ...]:

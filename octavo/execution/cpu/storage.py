@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import ConfigError
-from octavo.kernels.cpu.allocate import mapped_bytes
+from octavo.kernels.cpu.allocate import give_back, mapped_bytes
 from octavo.kernels.cpu.cache import NativeCache
 from octavo.kernels.cpu.structs import CACHE_FORMAT_OF_DTYPE
 from octavo.ops.weight import Bytes
@@ -32,6 +32,18 @@ class CpuStorage:
     def copy(self, source: int, target: int) -> None:
         """Copy one page's contents."""
         self._pages[target] = self._pages[source]
+
+    def read_page(self, block: int, into: Bytes) -> None:
+        """See DevicePages."""
+        into[:] = self._pages[block]
+
+    def write_page(self, block: int, page: Bytes) -> None:
+        """See DevicePages."""
+        self._pages[block] = page
+
+    def release(self) -> None:
+        """Give all memory back to the system; the contents are lost."""
+        give_back(self._pool)
 
     def cache(self, dtype: str, block_size: int, tables: NDArray[np.int32]) -> NativeCache:
         """The pool with its block tables [groups, slots, max_blocks], as native code takes it.

@@ -1,6 +1,8 @@
 """Memory that kernels may use: aligned for the widest vectors, and touched only when it is first written."""
 
+import ctypes
 import mmap
+import sys
 
 import numpy as np
 
@@ -26,6 +28,19 @@ def mapped_bytes(count: int) -> Bytes:
     if hasattr(mmap, "MADV_HUGEPAGE") and count >= 4 * _MAPPING_THRESHOLD:
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapping, np.uint8, count)
+
+
+def give_back(array: Bytes) -> None:
+    """Return the memory of an array's whole pages to the system; it stays usable.
+
+    Memory of an anonymous mapping is zeros afterwards; that of a mapped file is read from the file again.
+    """
+    first = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (array.ctypes.data + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if sys.platform == "linux" and last > first:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED):
+            raise OSError(ctypes.get_errno(), "madvise")
 
 
 def is_aligned(array: np.ndarray) -> bool:
