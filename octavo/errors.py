@@ -11,6 +11,7 @@ OctavoError
 │   └── UnsupportedError           400  a feature this build does not have
 ├── OverloadedError                429
 ├── EngineDeadError                503
+├── DeadlineExceededError          504
 └── InternalError                  500  a bug in Octavo
 """
 
@@ -82,6 +83,12 @@ class EngineDeadError(OctavoError):
     """The engine process is gone and could not be brought back."""
 
     status = 503
+
+
+class DeadlineExceededError(OctavoError):
+    """The time that a request, or the server, allowed has passed before anything was answered."""
+
+    status = 504
 
 
 class InternalError(OctavoError):

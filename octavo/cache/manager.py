@@ -242,6 +242,22 @@ class CacheManager:
         needed = sum(len(blocks) - first for blocks, first in zip(match.blocks, match.firsts, strict=True))
         return needed - self._revived(match)
 
+    def victims(self, blocks: int, members: Sequence[SequenceBlocks]) -> int | None:
+        """How many of `members`, the first ones first, must let go of theirs to make `blocks` more available.
+
+        Returns:
+            None when all of them together are too few. Blocks that others hold as well count for nothing.
+        """
+        left: dict[int, int] = {}
+        for count, held in enumerate(members):
+            if blocks <= 0:
+                return count
+            for table in held.tables:
+                for block in table.held():
+                    left[block] = left.get(block, self._pool.references[block]) - 1
+                    blocks -= not left[block]
+        return len(members) if blocks <= 0 else None
+
     @property
     def available(self) -> int:
         """Blocks that could be given out now."""

@@ -40,7 +40,7 @@ class EngineLoop:
         Raises:
             InvalidRequestError, PromptTooLongError, OverloadedError: see `Scheduler.add`.
         """
-        self._scheduler.add(request)
+        self._scheduler.add(request, self._clock())
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         """End requests now; the next step hands out their last outputs."""

@@ -60,6 +60,8 @@ class GenerationRequest:
 
     `sample` streams are numbered 0..n-1; stream i draws with seed + i. With `beam` they are the n best hypotheses, best
     first, and each comes in one piece. `priority`: lower is sooner. `arrival` is a monotonic clock reading in seconds.
+    `timeout` and `ttft_deadline` are the seconds from there to the end and to the first token. `tenant` is who shares
+    the machine with others.
     """
 
     id: str
@@ -71,6 +73,9 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str = ""
     beam: Beam | None = None
+    timeout: float | None = None
+    ttft_deadline: float | None = None
+    tenant: str = ""
     # What the outputs stage needs; the engine carries but never reads it.
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False

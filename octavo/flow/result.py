@@ -12,6 +12,7 @@ class FinishReason(str, Enum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    TIMEOUT = "timeout"  # a deadline of the request or the server has passed
     ERROR = "error"
 
 

@@ -152,6 +152,7 @@ class Beams:
         self._ranks[request.id] = root.rank
         top = max(2, 1 + len(root.stop_ids)) * beam.width
         root.sampling = replace(root.sampling, temperature=0.0, logprobs=top)
+        root.draws = 0
 
     def offer(self, sequence: SequenceState, entry: TokenLogprobs, streams: list[SequenceState], now: float) -> None:
         """Take what a sequence's step found."""
@@ -190,7 +191,7 @@ class Beams:
             for child in own:
                 token = child.hypothesis.entry.token_ids[0]
                 if child is heir:
-                    parent.token_ids.append(token)
+                    parent.extend(token)
                     search.adopt(parent.id, child)
                 else:
                     fork = self._fork(parent, [*tokens, token], next_id)
@@ -210,7 +211,9 @@ class Beams:
             rank=(*self._ranks[parent.request.id], id),  # right behind its request's first sequence
             blocks=self._cache.open(parent.request.cache_salt),
             token_ids=tokens,
+            length=len(tokens),
             computed=0,
+            taken=0,
             slot=-1,
             donor=parent,
             parked=False,

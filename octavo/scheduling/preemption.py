@@ -1,10 +1,86 @@
-"""Which running sequence has to give its blocks back when there are too few."""
+"""Who has to give slot and blocks back when there are too few, and for whom."""
 
 from collections.abc import Iterable
+from typing import Protocol
 
-from octavo.scheduling.sequence import SequenceState
+from octavo.cache.manager import CacheManager
+from octavo.cache.table import SequenceBlocks
+from octavo.scheduling.budget import StepDraft
+from octavo.scheduling.roster import Roster
+from octavo.scheduling.sequence import Rank, SequenceState
+from octavo.scheduling.stats import SchedulerCounters
+
+
+class Spill(Protocol):
+    """Somewhere to keep the blocks of a preempted sequence until it comes back."""
+
+    def offer(self, blocks: SequenceBlocks, tokens: int) -> bool:
+        """The blocks of `tokens` computed tokens are about to be given back.
+
+        Returns:
+            Whether they are kept; else they are computed again.
+        """
+        ...
 
 
 def choose_victim(running: Iterable[SequenceState]) -> SequenceState:
-    """The one of the worst rank: of the lowest priority the youngest, which has the least to lose."""
-    return max(running, key=lambda sequence: sequence.rank)
+    """Of the worst level the one that has least to lose; of equal ones the one of the worst rank.
+
+    Who has most to lose among those of the best level is never chosen while others run. It fits into the cache alone,
+    so it always gets on: no choice of pool or load makes sequences take turns in losing their work for ever.
+    """
+    return max(running, key=_readiness)
+
+
+def _readiness(sequence: SequenceState) -> tuple[int, int, Rank]:
+    return (sequence.level, -sequence.lost, sequence.rank)
+
+
+class Preemption:
+    """Takes slots and blocks back. Mutable; the Scheduler owns it.
+
+    Args:
+        spill: None: what a victim loses is computed again, unless its blocks are still cached when it comes back.
+    """
+
+    def __init__(
+        self, cache: CacheManager, roster: Roster, counters: SchedulerCounters, spill: Spill | None = None
+    ) -> None:
+        self._cache = cache
+        self._roster = roster
+        self._counters = counters
+        self._spill = spill
+
+    def victim(self) -> SequenceState:
+        """Who gives way next."""
+        return choose_victim(self._roster.running.values())
+
+    def preempt(self, draft: StepDraft, victim: SequenceState) -> None:
+        """Take back a sequence's blocks and slot; it starts again when its turn comes."""
+        row = draft.withdraw(victim.id)
+        if row is not None:
+            victim.retreat(row)
+        if self._spill is not None and self._spill.offer(victim.blocks, victim.computed):
+            self._counters.spilled += 1
+        known = draft.arrivals.pop(victim.id, None) is None  # else it is new to the device, which never hears of it
+        self._roster.unseat(victim, known)
+        draft.preempted.append(victim.id)
+        victim.preemptions += 1
+        self._counters.preemptions += 1
+
+    def make_way(self, draft: StepDraft, head: SequenceState, blocks: int) -> bool:
+        """Preempt sequences of worse levels than a waiting one's until it has a slot and `blocks` are available.
+
+        Returns:
+            False when that is not possible; then nobody was preempted.
+        """
+        roster = self._roster
+        worse = [one for one in roster.running.values() if one.level > head.level]
+        worse.sort(key=_readiness, reverse=True)
+        needed = self._cache.victims(blocks - self._cache.available, [one.blocks for one in worse])
+        if needed is None:
+            return False
+        for victim in worse[: max(needed, 0 if roster.free_slots else 1)]:
+            self.preempt(draft, victim)
+            self._counters.overtaken += 1
+        return bool(roster.free_slots)

@@ -1,32 +1,16 @@
-"""In which order waiting sequences are admitted."""
+"""Waiting sequences, sorted by rank."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
-from octavo.flow.request import GenerationRequest
 from octavo.scheduling.sequence import Rank, SequenceState
-
-RankOf = Callable[[GenerationRequest, int], Rank]
-
-
-def first_come(request: GenerationRequest, sequence: int) -> Rank:
-    """In order of arrival."""
-    del request
-    return (0, sequence)
-
-
-def by_priority(request: GenerationRequest, sequence: int) -> Rank:
-    """The lowest priority value first, then in order of arrival."""
-    return (request.priority, sequence)
-
-
-# A rank orders both the queue and, backwards, the victims of preemption. One order for both is what keeps the
-# sequence of the best rank running, and so everything ends.
-POLICIES: dict[str, RankOf] = {"fcfs": first_come, "priority": by_priority}
 
 
 class WaitingQueue:
     """Sequences by rank. Sorted lists with tombstones: arrivals are mostly last, departures mostly first."""
+
+    tenants = 0  # are not told apart
 
     def __init__(self) -> None:
         self._ranks: list[Rank] = []
@@ -43,6 +27,9 @@ class WaitingQueue:
             sequence = self._sequences[position]
             if sequence is not None:
                 yield sequence
+
+    def begin(self, now: float) -> None:
+        """A step is planned."""
 
     def push(self, sequence: SequenceState) -> None:
         """Add a sequence that is not in the queue."""
@@ -66,6 +53,10 @@ class WaitingQueue:
         """Whose turn it is."""
         return self._sequences[self._head] if self._live else None
 
+    def ahead(self, count: int) -> Iterable[SequenceState]:
+        """The first ones; at most `count`."""
+        return islice(iter(self), count)
+
     def remove(self, sequence: SequenceState) -> None:
         """Take a sequence out that is in the queue."""
         position = bisect_left(self._ranks, sequence.rank, self._head)
@@ -78,6 +69,13 @@ class WaitingQueue:
             self._head += 1
         if size > 64 and self._live * 2 < size:
             self._compact()
+
+    def in_order(self, prompts: Iterable[SequenceState]) -> list[SequenceState]:
+        """Running prompts in the order in which they get their part of a step."""
+        return sorted(prompts, key=lambda one: one.rank)
+
+    def charge(self, sequence: SequenceState, service: float) -> None:
+        """Nobody keeps account."""
 
     def _compact(self) -> None:
         kept = list(self)

@@ -7,15 +7,25 @@ from octavo.flow.plan import PlannedRow, SlotArrival
 from octavo.flow.request import GenerationRequest, Sampling
 from octavo.flow.result import FinishReason, SequenceOutput, SequenceTimes, TokenLogprobs
 
-Rank = tuple[int, ...]  # lower goes first
+Rank = tuple[float, ...]  # lower goes first
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a sequence stands among others, for all its life; `arrived` in seconds."""
+
+    rank: Rank
+    level: int
+    arrived: float
 
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
     """One sequence. Mutable; the Scheduler owns it.
 
-    `slot` is -1 unless the sequence runs. Of `token_ids` the first `computed` are in the cache; the last one never is
-    until the step that draws its successor. Lengths count prompt and output tokens.
+    `slot` is -1 unless the sequence runs. `length` counts the tokens that are known (`token_ids`) or being drawn by
+    steps under way; the first `computed` of them are in the cache, or will be once those steps are done. So the next
+    step can be planned before the last one's tokens are known. Lengths count prompt and output tokens.
     """
 
     id: int
@@ -23,13 +33,18 @@ class SequenceState:
     request: GenerationRequest
     sampling: Sampling
     rank: Rank
+    level: int  # of ranks; the worst gives way first
+    arrived: float
     blocks: SequenceBlocks
     token_ids: list[int]
+    length: int
     prompt_len: int
     end_len: int  # it ends at this length
     stop_after: int  # stop ids count beyond this length
     stop_ids: frozenset[int]
+    draws: int = 1  # tokens that a step's draw adds; a beam's next token is chosen elsewhere
     computed: int = 0
+    taken: int = 0  # of these, found in the cache when it got its slot
     slot: int = -1
     num_cached: int = 0
     prompt_scored: int = 0  # prompt log-probabilities that were delivered
@@ -44,7 +59,12 @@ class SequenceState:
     @property
     def pending(self) -> int:
         """Tokens to compute until the next one can be drawn."""
-        return len(self.token_ids) - self.computed
+        return self.length - self.computed
+
+    @property
+    def lost(self) -> int:
+        """Tokens that have to be computed again when its blocks are taken."""
+        return self.computed - self.taken
 
     @property
     def match_limit(self) -> int | None:
@@ -58,20 +78,34 @@ class SequenceState:
         stop_ids = tuple(sorted(self.stop_ids))
         return SlotArrival(self.slot, self.id, tuple(self.token_ids), self.prompt_len, self.sampling, stop_ids)
 
-    def row(self, count: int, new_blocks: NewBlocks) -> PlannedRow:
-        """The next `count` tokens' part of a step."""
-        end = self.computed + count
-        samples = end == len(self.token_ids)
+    def advance(self, count: int, new_blocks: NewBlocks) -> PlannedRow:
+        """The next `count` tokens' part of a step, which counts as done from now on."""
+        start = self.computed
+        self.computed = end = start + count
+        samples = end == self.length
+        if samples:
+            self.length += self.draws
         return PlannedRow(
             self.id,
             self.slot,
-            self.computed,
+            start,
             count,
             new_blocks,
             samples,
             end - self.prompt_len if samples else 0,
             samples and end < self.stop_after,
         )
+
+    def retreat(self, row: PlannedRow) -> None:
+        """A row that was planned is not computed after all."""
+        self.computed = row.start
+        if row.samples:
+            self.length -= self.draws
+
+    def extend(self, token: int) -> None:
+        """A token is known."""
+        self.token_ids.append(token)
+        self.length = max(self.length, len(self.token_ids))
 
     def take_scores(self, start: int, entries: tuple[TokenLogprobs, ...]) -> tuple[TokenLogprobs, ...]:
         """Prompt log-probabilities from position `start` on, without those delivered before a preemption."""
@@ -81,7 +115,7 @@ class SequenceState:
 
     def times(self) -> SequenceTimes:
         """Clock readings so far; 0 where something did not happen."""
-        return SequenceTimes(self.request.arrival, self.scheduled, self.first_token, self.last_token, self.preemptions)
+        return SequenceTimes(self.arrived, self.scheduled, self.first_token, self.last_token, self.preemptions)
 
     def scored(self, prompt: tuple[TokenLogprobs, ...]) -> SequenceOutput:
         """Prompt log-probabilities without a token."""
@@ -103,7 +137,7 @@ class SequenceState:
 
 
 def open_sequence(
-    id: int, index: int, request: GenerationRequest, rank: Rank, blocks: SequenceBlocks, longest: int
+    id: int, index: int, request: GenerationRequest, place: Place, blocks: SequenceBlocks, longest: int
 ) -> SequenceState:
     """The state of a new stream.
 
@@ -118,11 +152,15 @@ def open_sequence(
         index=index,
         request=request,
         sampling=replace(sampling, seed=sampling.seed + index) if index else sampling,
-        rank=rank,
+        rank=place.rank,
+        level=place.level,
+        arrived=place.arrived,
         blocks=blocks,
         token_ids=list(prompt),
+        length=len(prompt),
         prompt_len=len(prompt),
-        end_len=min(len(prompt) + stopping.max_tokens, longest),
+        # Also where no token is wanted, one is drawn: that is how the end of the prompt is seen.
+        end_len=max(len(prompt) + 1, min(len(prompt) + stopping.max_tokens, longest)),
         stop_after=len(prompt) + stopping.min_tokens,
         stop_ids=stop_ids,
     )

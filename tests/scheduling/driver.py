@@ -104,26 +104,29 @@ class Engine:
                 assert row.samples
 
     def check_blocks(self) -> None:
-        scheduler = self.scheduler
-        streams = [member for streams in scheduler._streams.values() for member in streams]
-        running, queued = set(scheduler._running.values()), set(scheduler._waiting)
-        parked = {member for members in scheduler._parked.values() for member in members}
+        roster = self.scheduler._roster
+        streams = [member for streams in roster.streams.values() for member in streams]
+        running, queued = set(roster.running.values()), set(roster.line)
+        parked = {member for members in roster.parked.values() for member in members}
         assert not running & queued
         assert not parked & (running | queued)
         assert running | queued | parked == set(streams)
-        assert len(streams) == len(running) + len(scheduler._waiting) + len(parked)
+        assert set(roster.members.values()) == set(streams)
+        assert len(streams) == len(running) + len(roster.line) + len(parked)
+        assert roster.waiting_tokens == sum(roster.unstarted.values())
         slots = [member.slot for member in running]
-        assert sorted([*slots, *scheduler._free_slots]) == list(range(self.limits.max_num_seqs))
+        assert sorted([*slots, *roster.free_slots]) == list(range(self.limits.max_num_seqs))
         assert all(member.slot == -1 and not member.blocks.capacity for member in queued | parked)
         check_blocks(self.cache, [member.blocks for member in streams])
 
     def check_idle(self) -> None:
         stats = self.loop.stats()
         assert (stats.running, stats.waiting, stats.used_blocks) == (0, 0, 0)
-        scheduler = self.scheduler
-        assert not scheduler._streams
-        assert not scheduler._parked
-        assert not scheduler._unstarted
+        roster = self.scheduler._roster
+        assert not roster.streams
+        assert not roster.parked
+        assert not roster.unstarted
+        assert not len(self.scheduler._deadlines)
         assert self.cache.available == self.cache.num_blocks
 
     def check_answers(self, requests: Iterable[GenerationRequest]) -> None:

@@ -3,8 +3,7 @@
 import pytest
 
 from octavo.errors import ConfigError, InternalError, InvalidRequestError, OverloadedError, PromptTooLongError
-from octavo.flow.plan import PlannedRow, SlotArrival
-from octavo.flow.request import Sampling
+from octavo.flow.plan import PlannedRow
 from octavo.flow.result import FinishReason, StepResult
 from octavo.scheduling.budget import StepDraft
 from tests.fakes import FULL, oracle, request, window
@@ -124,10 +123,9 @@ def test_the_tokens_of_a_withdrawn_row_can_be_given_again():
     draft = StepDraft(5)
     draft.add(PlannedRow(1, 0, 0, 3, (), False))
     draft.add(PlannedRow(2, 1, 4, 1, (), True))
-    draft.arrivals[1] = SlotArrival(0, 1, (1, 2, 3), 3, Sampling())
-    assert (draft.withdraw(2), draft.tokens_left) == (False, 2)
-    assert (draft.withdraw(1), draft.tokens_left) == (True, 5)
-    assert (draft.withdraw(1), draft.tokens_left) == (False, 5)
+    assert (draft.withdraw(2).count, draft.tokens_left) == (1, 2)
+    assert (draft.withdraw(1), draft.tokens_left) == (PlannedRow(1, 0, 0, 3, (), False), 5)
+    assert (draft.withdraw(1), draft.tokens_left) == (None, 5)
     assert not draft.rows
 
 

@@ -3,7 +3,8 @@
 import random
 from types import SimpleNamespace
 
-from octavo.scheduling.queue import POLICIES, WaitingQueue
+from octavo.scheduling.policy import AGEING_SECONDS, POLICIES
+from octavo.scheduling.queue import WaitingQueue
 from tests.fakes import request
 
 
@@ -48,8 +49,14 @@ def test_those_who_left_are_not_remembered():
     assert len(queue._sequences) < 100
 
 
-def test_policies():
+def test_ranks():
     urgent, usual = request("a", [1], priority=-1), request("b", [1])
-    assert POLICIES["fcfs"](usual, 1) < POLICIES["fcfs"](urgent, 2)
-    assert POLICIES["priority"](urgent, 2) < POLICIES["priority"](usual, 1)
-    assert POLICIES["priority"](usual, 1) < POLICIES["priority"](usual, 3)
+    fcfs, priority, shortest = (POLICIES[name].rank_of for name in ("fcfs", "priority", "sjf"))
+    assert fcfs(usual, 1, 5.0) < fcfs(urgent, 2, 5.0) < fcfs(usual, 3, 6.0)
+    assert priority(urgent, 2, 5.0) < priority(usual, 1, 5.0) < priority(usual, 3, 5.0)
+    # A level of priority is worth so much waiting, and no more.
+    assert priority(urgent, 2, 4.9 + AGEING_SECONDS) < priority(usual, 1, 5.0)
+    assert priority(usual, 1, 5.0) < priority(urgent, 2, 5.1 + AGEING_SECONDS)
+    assert priority(request("c", [1], priority=-(10**400)), 1, 0.0) < priority(usual, 2, 0.0)
+    assert shortest(request("d", [1] * 9, 100), 1, 0.0) > shortest(request("e", [1] * 9, 50), 2, 0.0)
+    assert shortest(request("d", [1] * 9, 100), 1, 0.0) < shortest(request("e", [1] * 9, 50), 2, 0.6)

@@ -1,0 +1,188 @@
+"""What the result of a step, or the end of a request, means for its sequences."""
+
+from collections.abc import Iterable
+
+from octavo.cache.manager import CacheManager
+from octavo.errors import InternalError
+from octavo.flow.plan import StepPlan
+from octavo.flow.result import FinishReason, SequenceOutput, StepResult, TokenLogprobs
+from octavo.scheduling.admission import Admission
+from octavo.scheduling.beam import Beams
+from octavo.scheduling.deadlines import Deadlines
+from octavo.scheduling.roster import Roster
+from octavo.scheduling.sequence import SequenceState
+from octavo.scheduling.stats import SchedulerCounters
+
+
+class Outcome:
+    """Adds drawn tokens, publishes computed blocks, ends sequences. Mutable; the Scheduler owns it.
+
+    Args:
+        next_id: of sequences; beams need ids for those they fork off.
+    """
+
+    def __init__(
+        self,
+        cache: CacheManager,
+        roster: Roster,
+        admission: Admission,
+        deadlines: Deadlines,
+        counters: SchedulerCounters,
+    ) -> None:
+        self.beams = Beams(cache)
+        self.next_id = 1
+        self._cache = cache
+        self._roster = roster
+        self._admission = admission
+        self._deadlines = deadlines
+        self._counters = counters
+
+    def take(self, plan: StepPlan, result: StepResult, now: float) -> list[SequenceOutput]:
+        """Record what a step computed; return what it added to each stream, and the ends.
+
+        Rows of sequences that have ended since the plan was made count for nothing. Those that were preempted since
+        keep the token.
+
+        Raises:
+            InternalError: the result does not belong to the plan. Nothing was changed.
+        """
+        _check_result(plan, result)
+        outputs: list[SequenceOutput] = []
+        members, tokens, invalid = self._roster.members, result.token_ids, result.invalid
+        logprobs = result.logprobs
+        scored = dict(result.prompt_logprobs)
+        drawn, prompt_tokens, generated = -1, 0, 0
+        for position, row in enumerate(plan.rows):
+            if row.samples:
+                drawn += 1
+            sequence = members.get(row.sequence)
+            if sequence is None:
+                continue
+            if invalid and row.samples and invalid[drawn]:
+                outputs += self._end_invalid(sequence)
+                continue
+            computed = row.start + row.count
+            if computed >= sequence.blocks.publish_at and sequence.slot >= 0:
+                self._cache.publish(sequence.blocks, sequence.token_ids, computed)
+            if row.start < sequence.prompt_len:
+                prompt_tokens += min(computed, sequence.prompt_len) - row.start
+            prompt = sequence.take_scores(row.start, scored[position]) if position in scored else ()
+            if row.samples and sequence.draws:
+                found = logprobs[drawn] if logprobs else None
+                outputs.append(self._append(sequence, tokens[drawn], found, prompt, now))
+                generated += 1
+            elif row.samples:
+                self._offer(sequence, logprobs[drawn], now)
+                outputs += [sequence.scored(prompt)] if prompt else []
+                generated += 1
+            elif prompt:
+                outputs.append(sequence.scored(prompt))
+        outputs += self._advance_beams()
+        counters = self._counters
+        counters.steps += 1
+        counters.step_seconds += result.seconds
+        counters.prompt_tokens += prompt_tokens
+        counters.generation_tokens += generated
+        return outputs
+
+    def fail(self, plan: StepPlan, error: str) -> list[SequenceOutput]:
+        """End what a failed step was to compute. Everything else goes on."""
+        members = [self._roster.members[row.sequence] for row in plan.rows if row.sequence in self._roster.members]
+        outputs = self.end(members, FinishReason.ERROR, error)
+        self._roster.release_again(plan.released)
+        return outputs
+
+    def end(
+        self, sequences: Iterable[SequenceState], reason: FinishReason, error: str | None = None
+    ) -> list[SequenceOutput]:
+        """End sequences without a token, wherever they are."""
+        members = self._roster.members
+        return [end for one in sequences if one.id in members for end in self._end(one, reason, error)]
+
+    def _append(
+        self,
+        sequence: SequenceState,
+        token: int,
+        logprobs: TokenLogprobs | None,
+        prompt: tuple[TokenLogprobs, ...],
+        now: float,
+    ) -> SequenceOutput:
+        """Add a drawn token; the sequence ends when that says so."""
+        token_ids = sequence.token_ids
+        token_ids.append(token)
+        length = len(token_ids)
+        sequence.last_token = now
+        if length == sequence.prompt_len + 1:
+            sequence.first_token = now
+            self._roster.unpark(sequence.request.id)
+        entries = () if logprobs is None else (logprobs,)
+        stops = token in sequence.stop_ids and length > sequence.stop_after
+        if not stops and length < sequence.end_len:
+            return SequenceOutput(
+                sequence.request.id, sequence.index, (token,), entries, prompt, None, None, sequence.num_cached
+            )
+        stopping = sequence.request.stopping
+        self._leave(sequence)
+        self._admission.finished(now, idle=not self._roster.streams)
+        is_eos = token in stopping.eos_token_ids and not stopping.ignore_eos
+        wanted = stopping.max_tokens > 0  # else only the prompt was to be scored
+        return SequenceOutput(
+            sequence.request.id,
+            sequence.index,
+            (token,) if wanted else (),
+            entries if wanted else (),
+            prompt,
+            FinishReason.STOP if stops and wanted else FinishReason.LENGTH,
+            token if stops and wanted and not is_eos else None,
+            sequence.num_cached,
+            sequence.times(),
+        )
+
+    def _offer(self, sequence: SequenceState, entry: TokenLogprobs | None, now: float) -> None:
+        if entry is None:
+            raise InternalError(f"sequence {sequence.id} is a beam, but its step has no log-probabilities")
+        self.beams.offer(sequence, entry, self._roster.streams[sequence.request.id], now)
+
+    def _advance_beams(self) -> list[SequenceOutput]:
+        """Fork, extend and end the sequences of searches that completed a step."""
+        outputs: list[SequenceOutput] = []
+        for step in self.beams.advance(self.next_id):
+            self.next_id += len(step.forks)
+            self._roster.fork(step.request.id, step.forks)
+            for sequence in step.ended:
+                self._leave(sequence)
+            self._roster.unpark(step.request.id)
+            outputs += step.outputs
+        return outputs
+
+    def _end_invalid(self, sequence: SequenceState) -> list[SequenceOutput]:
+        """What is not a number may stand in its blocks as well: nobody shall find them."""
+        return self._end(sequence, FinishReason.ERROR, "the model's logits are not finite", forget=True)
+
+    def _end(
+        self, sequence: SequenceState, reason: FinishReason, error: str | None = None, forget: bool = False
+    ) -> list[SequenceOutput]:
+        """End a sequence without a token; a beam ends all of its request, once."""
+        request = sequence.request
+        if request.beam is None:
+            self._leave(sequence, forget)
+            return [sequence.finish(reason, error)]
+        for beam in list(self._roster.streams[request.id]):
+            self._leave(beam, forget)
+        return [sequence.finish(reason, error, index) for index in range(request.n)]
+
+    def _leave(self, sequence: SequenceState, forget: bool = False) -> None:
+        """Give back everything that a sequence holds."""
+        if self._roster.leave(sequence, forget):
+            self._deadlines.forget(sequence.request.id)
+            self.beams.close(sequence.request.id)
+
+
+def _check_result(plan: StepPlan, result: StepResult) -> None:
+    draws = sum(row.samples for row in plan.rows)
+    lengths = {len(result.token_ids), len(result.logprobs) or draws, len(result.invalid) or draws}
+    if result.step != plan.step or lengths != {draws}:
+        raise InternalError(
+            f"step {plan.step} draws {draws} tokens; the result is of step {result.step} and has "
+            f"{len(result.token_ids)} tokens, {len(result.logprobs)} log-probabilities, {len(result.invalid)} marks"
+        )
