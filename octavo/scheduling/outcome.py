@@ -79,7 +79,7 @@ class Outcome:
                 outputs.append(sequence.scored(prompt))
         outputs += self._advance_beams()
         counters = self._counters
-        counters.steps += 1
+        counters.steps += bool(plan.rows)
         counters.step_seconds += result.seconds
         counters.prompt_tokens += prompt_tokens
         counters.generation_tokens += generated

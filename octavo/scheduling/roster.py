@@ -108,6 +108,23 @@ class Roster:
             sequence.parked = False
             self.line.push(sequence)
 
+    def hold(self, sequence: SequenceState) -> None:
+        """A waiting sequence waits for its blocks from now on, not for its turn."""
+        if not sequence.parked:
+            self.line.remove(sequence)
+            sequence.parked = True
+            self.parked.setdefault(sequence.request.id, []).append(sequence)
+
+    def let_go(self, sequence: SequenceState) -> None:
+        """A sequence that was held waits for its turn again."""
+        if sequence.parked:
+            held = self.parked[sequence.request.id]
+            held.remove(sequence)
+            if not held:
+                del self.parked[sequence.request.id]
+            sequence.parked = False
+            self.line.push(sequence)
+
     def take_released(self) -> tuple[int, ...]:
         """Slots whose release the next step must tell."""
         released = tuple(dict.fromkeys(self._released))

@@ -1,7 +1,6 @@
 """The scheduler as the engine sees it: requests come in, steps are planned and committed, requests end."""
 
 from dataclasses import replace
-from typing import Literal
 
 from octavo.cache.manager import CacheManager
 from octavo.errors import InvalidRequestError
@@ -18,11 +17,9 @@ from octavo.scheduling.policy import POLICIES, level_of
 from octavo.scheduling.preemption import Preemption, Spill
 from octavo.scheduling.roster import Roster
 from octavo.scheduling.sequence import Place, SequenceState, open_sequence
+from octavo.scheduling.staging import KeepBlocks, Staging
 from octavo.scheduling.stats import SchedulerCounters, SchedulerStats
 from octavo.scheduling.step_time import StepLoad, StepTimeModel
-
-# "wait": what runs ends, nothing new is started. "keep": nothing is computed.
-Pause = Literal["wait", "keep"]
 
 
 class Scheduler:
@@ -51,6 +48,10 @@ class Scheduler:
         self._rank_of = policy.rank_of
         self._roster = Roster(cache, policy.line(self._prefix_of, limits.tenant_weights), limits.max_num_seqs)
         self._model = None if limits.target_itl is None else StepTimeModel(limits.target_itl)
+        self._tiers = cache.tiers
+        self._staging = None if cache.tiers is None else Staging(cache, cache.tiers, self._roster)
+        if spill is None and cache.tiers is not None:
+            spill = KeepBlocks(cache, cache.tiers)
         preemption = Preemption(cache, self._roster, self._counters, spill)
         self._intake = Intake(cache, limits, self._roster, preemption, self._counters)
         self._planner = Planner(cache, limits, self._roster, self._intake, preemption, self._model)
@@ -63,6 +64,16 @@ class Scheduler:
     def has_work(self) -> bool:
         """Something is unfinished."""
         return bool(self._roster.streams)
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """Ids of the requests that have not ended."""
+        return tuple(self._roster.streams)
+
+    @property
+    def paused(self) -> bool:
+        """No new requests are started."""
+        return self._intake.paused
 
     def add(self, request: GenerationRequest, now: float = 0.0) -> None:
         """Take a request on.
@@ -92,19 +103,33 @@ class Scheduler:
         self._next_step += 1
         if self._frozen:
             return StepPlan(self._next_step, ())
+        if self._staging is not None:
+            self._staging.begin(now)
         draft = self._planner.fill(now, settled=not self._under_way)
         preempted = tuple(draft.preempted)
-        if not draft.rows:  # such a plan is not run: the executor hears of the slots later
-            return StepPlan(self._next_step, (), preempted=preempted)
-        self._under_way += 1
-        return StepPlan(
-            self._next_step,
-            tuple(draft.rows.values()),
-            tuple(draft.arrivals.values()),
-            copies=self._cache.take_copies(),
-            released=self._roster.take_released(),
-            preempted=preempted,
+        if not draft.rows:  # the executor hears of the slots later
+            return self._with_tiers(StepPlan(self._next_step, (), preempted=preempted))
+        return self._with_tiers(
+            StepPlan(
+                self._next_step,
+                tuple(draft.rows.values()),
+                tuple(draft.arrivals.values()),
+                copies=self._cache.take_copies(),
+                released=self._roster.take_released(),
+                preempted=preempted,
+            )
         )
+
+    def plan_save(self, now: float) -> StepPlan:
+        """A step without rows, which stores cached blocks where they outlive this process; none is left when it does
+        not run."""
+        self._next_step += 1
+        tiers = self._tiers
+        if tiers is None:
+            return StepPlan(self._next_step, ())
+        tiers.tick(now)
+        tiers.save()
+        return self._with_tiers(StepPlan(self._next_step, (), awaits=tiers.busy))
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[SequenceOutput]:
         """Record what a step computed; return what it added to each stream, and the ends.
@@ -114,13 +139,20 @@ class Scheduler:
         """
         outputs = self._outcome.take(plan, result, now)
         self._under_way -= 1
-        if self._model is not None:
+        if self._model is not None and plan.rows:
             self._model.observe(StepLoad.of(plan.rows), result.seconds)
+        if self._tiers is not None:
+            self._tiers.tick(now)
+            self._tiers.commit(result.tier_events)
+            prompt_tokens = sum(row.count for row in plan.rows if row.count > 1)
+            self._tiers.prefill.observe(prompt_tokens, plan.num_tokens, result.seconds)
         return outputs
 
     def fail(self, plan: StepPlan, error: str) -> list[SequenceOutput]:
         """End what a failed step was to compute. Everything else goes on."""
         self._under_way -= 1
+        if self._tiers is not None:
+            self._tiers.fail(plan)
         return self._outcome.fail(plan, error)
 
     def cancel(self, request_id: str, now: float) -> list[SequenceOutput]:
@@ -138,10 +170,10 @@ class Scheduler:
         self._counters.expired += len(outputs)
         return outputs
 
-    def pause(self, how: Pause = "wait") -> None:
-        """Start no new requests; they are still taken on, within the limits."""
+    def pause(self, freeze: bool = False) -> None:
+        """Start no new requests; they are still taken on, within the limits. With `freeze`, plan nothing at all."""
         self._intake.paused = True
-        self._frozen = how == "keep"
+        self._frozen = freeze
 
     def resume(self) -> None:
         """Go on."""
@@ -166,6 +198,15 @@ class Scheduler:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; what runs goes on."""
         return self._cache.reset_prefix_cache()
+
+    def _with_tiers(self, plan: StepPlan) -> StepPlan:
+        """The plan with what tiers have to do, counted as under way if there is anything in it."""
+        if self._tiers is not None and self._staging is not None:
+            spills, fetches, orders = self._tiers.take()
+            awaits = plan.awaits or (not plan.rows and self._staging.waits)
+            plan = replace(plan, spills=spills, fetches=fetches, orders=orders, awaits=awaits)
+        self._under_way += plan.runs
+        return plan
 
     def _num_queued(self) -> int:
         """Requests of which nothing has started, beyond those that free slots are there for."""

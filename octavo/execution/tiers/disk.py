@@ -281,4 +281,6 @@ def _files(path: Path) -> Iterator["os.DirEntry[str]"]:
 
 
 def _tree_bytes(path: Path) -> int:
-    return sum(entry.stat(follow_symlinks=False).st_size for sub in _directories(path) for entry in _files(Path(sub)))
+    """What the files of a fingerprint take."""
+    files = (file for folder in _directories(path) for file in _files(Path(folder)))
+    return sum(-(-file.stat(follow_symlinks=False).st_size // _CLUSTER) * _CLUSTER for file in files)
