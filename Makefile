@@ -17,7 +17,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STEP := scripts/step.sh
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-NATIVE_SOURCES := $(shell find native -name '*.cpp' -o -name '*.h' -o -name 'CMakeLists.txt')
+NATIVE_SOURCES := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.map' -o -name 'CMakeLists.txt')
 
 .PHONY: demo test lint native check clean
 .DELETE_ON_ERROR:
