@@ -7,7 +7,7 @@ from math import exp, log
 from zlib import crc32
 
 from octavo.cache.group import KVCacheGroup
-from octavo.engine.client import EngineInfo, EngineStats
+from octavo.engine.client import EngineInfo, EngineStats, Pause
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.flow.plan import PlannedRow, SlotArrival, StepPlan
 from octavo.flow.request import GenerationRequest, Sampling, Stopping
@@ -228,6 +228,54 @@ class FakeExecutor:
         )
 
 
+@dataclass
+class _Later:
+    device: "LateExecutor"
+    plan: StepPlan
+
+    def wait(self) -> StepResult:
+        return self.device.finish(self.plan)
+
+
+class LateExecutor(FakeExecutor):
+    """A device that works on its own: a plan runs when its result is waited for, after all that came before it.
+
+    When a plan fails, the next one is on its way already. Of the sequences that were in both it computes nonsense.
+    """
+
+    def __init__(self, *args: object, **options: object) -> None:
+        super().__init__(*args, **options)  # type: ignore[arg-type]
+        self.deepest = 0  # most plans that were under way at a time
+        self._lost: set[int] = set()
+        self._queue: deque[StepPlan] = deque()
+
+    def submit(self, plan: StepPlan) -> _Later:  # type: ignore[override]
+        """Take a plan."""
+        self._queue.append(plan)
+        self.deepest = max(self.deepest, len(self._queue))
+        return _Later(self, plan)
+
+    def finish(self, plan: StepPlan) -> StepResult:
+        """Run a plan, which must be the first one that was not run."""
+        assert self._queue.popleft() is plan, "plans are waited for in order"
+        try:
+            return super().submit(plan).wait()
+        except RuntimeError:
+            self._lost.update(row.sequence for row in plan.rows)
+            raise
+
+    def _run(self, row: PlannedRow) -> int | None:
+        if row.sequence in self._lost:
+            return 0 if row.samples else None
+        return super()._run(row)
+
+    def _logprobs(self, row: PlannedRow, token: int) -> TokenLogprobs | None:
+        return None if row.sequence in self._lost else super()._logprobs(row, token)
+
+    def _score(self, row: PlannedRow) -> tuple[TokenLogprobs, ...]:
+        return () if row.sequence in self._lost else super()._score(row)
+
+
 # --- tokenizer -------------------------------------------------------------------------------------------------------
 
 
@@ -322,6 +370,7 @@ class FakeEngineClient:
     dead: bool = False
     closed: bool = False
     resets: int = 0
+    paused: bool = False
     submitted: list[GenerationRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     _streams: list[_Stream] = field(default_factory=list)
@@ -378,7 +427,21 @@ class FakeEngineClient:
             generation_tokens=self._generated,
             steps=self._steps,
             step_seconds=self._steps * 0.001,
+            under_way=len(self._streams),
+            paused=self.paused,
         )
+
+    def pause(self, how: Pause = "wait") -> None:
+        """Go on with what there is, or end it."""
+        self._check()
+        self.paused = True
+        if how == "abort":
+            self.cancel([stream.request.id for stream in self._streams])
+
+    def resume(self) -> None:
+        """Go on."""
+        self._check()
+        self.paused = False
 
     def reset_prefix_cache(self) -> bool:
         """Count the calls."""

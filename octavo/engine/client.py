@@ -2,10 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import SequenceOutput
+
+# What becomes of requests when an engine pauses: "abort" ends all; "wait" lets those end of which something has run;
+# "keep" stops where they are. New ones are taken on and wait.
+Pause = Literal["abort", "wait", "keep"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,14 @@ class EngineStats:
     generation_tokens: int = 0
     steps: int = 0
     step_seconds: float = 0.0  # total in the forward and sampling
+    overtaken: int = 0  # preemptions that let a more urgent request start
+    expired: int = 0  # streams that a deadline ended
+    waiting_tokens: int = 0  # of prompts of which nothing has run yet
+    under_way: int = 0  # requests of which something has run
+    tenants: int = 0  # that have something waiting, under fair scheduling
+    paused: bool = False  # no new requests are started
+    prompt_room: int = 0  # prompt tokens that fitted beside decoding into the target time; 0 without a target
+    retry_after: float = 0.0  # seconds until there is room for new requests, at the present rate
 
 
 class EngineClient(Protocol):
@@ -43,7 +55,8 @@ class EngineClient(Protocol):
 
     `receive` returns the outputs of one or more steps, [] when `timeout` seconds passed without any. After a request's
     n streams have each delivered a finish_reason nothing more comes for it. `cancel` of an unknown or finished id does
-    nothing; of a live one, each unfinished stream ends with FinishReason.ABORT.
+    nothing; of a live one, each unfinished stream ends with FinishReason.ABORT. `pause` returns at once: in mode "wait"
+    the engine has drained when `stats().under_way` is 0.
 
     Raises:
         EngineDeadError: the engine is gone.
@@ -58,6 +71,10 @@ class EngineClient(Protocol):
     def receive(self, timeout: float | None = None) -> list[SequenceOutput]: ...
 
     def stats(self) -> EngineStats: ...
+
+    def pause(self, how: Pause = "wait") -> None: ...
+
+    def resume(self) -> None: ...
 
     def reset_prefix_cache(self) -> bool: ...
 

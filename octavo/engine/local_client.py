@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from octavo.engine.client import EngineInfo, EngineStats
+from octavo.engine.client import EngineInfo, EngineStats, Pause
 from octavo.engine.loop import EngineLoop
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import SequenceOutput
@@ -36,13 +36,31 @@ class LocalClient:
         self._loop.cancel(request_ids)
 
     def receive(self, timeout: float | None = None) -> list[SequenceOutput]:
-        """Run steps until one has outputs, nothing is left to do, or `timeout` seconds passed (at least one step)."""
+        """Run steps until one has outputs, nothing can be done, or `timeout` seconds passed (at least one step)."""
         deadline = None if timeout is None else self._clock() + timeout
         while self._loop.has_work:
             outputs = self._loop.step()
-            if outputs or (deadline is not None and self._clock() >= deadline):
+            resting = self._loop.paused and self._loop.stalled
+            if outputs or resting or (deadline is not None and self._clock() >= deadline):
                 return outputs
         return []
+
+    def pause(self, how: Pause = "wait") -> None:
+        """Start no new requests until `resume`."""
+        self._loop.pause(how)
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self._loop.resume()
+
+    def drain(self, timeout: float | None = None) -> list[SequenceOutput]:
+        """Pause, and run what has been started to its end, at most `timeout` seconds; all outputs on the way."""
+        deadline = None if timeout is None else self._clock() + timeout
+        self._loop.pause("wait")
+        outputs: list[SequenceOutput] = []
+        while self._loop.stats().under_way and (deadline is None or self._clock() < deadline):
+            outputs += self._loop.step()
+        return outputs
 
     def stats(self) -> EngineStats:
         """A reading of the engine."""

@@ -1,44 +1,56 @@
 """Owns the arrows: plan, submit, wait, commit; and what becomes of a step that fails."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 
-from octavo.engine.client import EngineStats
-from octavo.execution.executor import Executor
+from octavo.engine.client import EngineStats, Pause
+from octavo.execution.executor import Executor, Pending
+from octavo.flow.plan import StepPlan
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import SequenceOutput
 from octavo.scheduling.scheduler import Scheduler
 from octavo.telemetry.log import logger
 
 _log = logger("engine")
+# The longest that an end may take for the sake of the next start.
+_SAVE_SECONDS = 10.0
 
 
 class EngineLoop:
     """Steps a scheduler and an executor. Not thread-safe: one owner.
 
-    A step runs to its end before the next is planned: on CPUs there is nothing to hide behind. Behind a device that
-    works on its own, the same arrows are pipelined by one step: submit plan n + 1, then wait for n and commit it.
-
     Args:
         clock: monotonic seconds, the clock of `GenerationRequest.arrival`.
+        pipelined: plan and submit a step before waiting for the last one, for executors whose `submit` returns while
+            the device works. On CPUs there is nothing to hide behind. Streams get the same tokens either way.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Callable[[], float] = time.monotonic,
+        pipelined: bool = False,
+    ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
+        self._depth = 1 if pipelined else 0
+        self._under_way: deque[tuple[StepPlan, Pending]] = deque()
         self._ready: list[SequenceOutput] = []  # outputs that belong to no step
+        self.stalled = False  # the last step had nothing to do
 
     @property
     def has_work(self) -> bool:
         """A step would do something."""
-        return bool(self._ready) or self._scheduler.has_work
+        return bool(self._ready or self._under_way) or self._scheduler.has_work
 
     def submit(self, request: GenerationRequest) -> None:
         """Take a request on.
 
         Raises:
-            InvalidRequestError, PromptTooLongError, OverloadedError: see `Scheduler.add`.
+            InvalidRequestError, PromptTooLongError, OverloadedError, DeadlineExceededError: see `Scheduler.add`.
         """
         self._scheduler.add(request, self._clock())
 
@@ -49,21 +61,35 @@ class EngineLoop:
             self._ready.extend(self._scheduler.cancel(request_id, now))
 
     def step(self) -> list[SequenceOutput]:
-        """Compute one step. An error in it ends the requests that were in it, and no other."""
+        """Plan a step, and wait for it or, pipelined, for the one before it.
+
+        An error in a step ends the requests that were in it, and no other.
+        """
+        now = self._clock()
+        self._ready += self._scheduler.expire(now)
+        plan = self._scheduler.plan(now)
+        self.stalled = not (plan.runs or self._under_way)
+        if plan.runs:
+            self._begin(plan)
+        while self._under_way and (len(self._under_way) > self._depth or not plan.runs or not self._scheduler.has_work):
+            self._finish(*self._under_way.popleft())
         outputs, self._ready = self._ready, []
-        plan = self._scheduler.plan(self._clock())
-        if not plan.rows:
-            return outputs
-        try:
-            result = self._executor.submit(plan).wait()
-            outputs.extend(self._scheduler.commit(plan, result, self._clock()))
-        except Exception as error:
-            _log.exception("step %d failed", plan.step)
-            outputs.extend(self._scheduler.fail(plan, f"{type(error).__name__}: {error}"))
-        except BaseException:  # Ctrl-C: nobody knows how far the step got
-            self._ready = [*outputs, *self._scheduler.fail(plan, "interrupted")]
-            raise
         return outputs
+
+    @property
+    def paused(self) -> bool:
+        """No new requests are started."""
+        return self._scheduler.paused
+
+    def pause(self, how: Pause = "wait") -> None:
+        """Start no new requests until `resume`; see `engine.client.Pause`."""
+        if how == "abort":
+            self.cancel(self._scheduler.unfinished)
+        self._scheduler.pause(freeze=how == "keep")
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self._scheduler.resume()
 
     def stats(self) -> EngineStats:
         """A reading."""
@@ -81,12 +107,59 @@ class EngineLoop:
             generation_tokens=counters.generation_tokens,
             steps=counters.steps,
             step_seconds=counters.step_seconds,
+            overtaken=counters.overtaken,
+            expired=counters.expired,
+            waiting_tokens=stats.waiting_tokens,
+            under_way=stats.under_way,
+            tenants=stats.tenants,
+            paused=stats.paused,
+            prompt_room=stats.prompt_room,
+            retry_after=stats.retry_after,
         )
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes."""
-        return self._scheduler.reset_prefix_cache()
+        done = self._scheduler.reset_prefix_cache()
+        self._run_now(self._scheduler.plan_save(self._clock()))  # slower tiers forget now, not with the next request
+        return done
+
+    def save_cache(self, seconds: float) -> None:
+        """Store cached blocks where they outlive this process, as far as there is such a place and the time allows."""
+        deadline = self._clock() + seconds
+        while (plan := self._scheduler.plan_save(self._clock())).runs and self._clock() < deadline:
+            self._run_now(plan)
 
     def close(self) -> None:
-        """Release the executor."""
+        """Store what is cached, and release the executor."""
+        self.save_cache(_SAVE_SECONDS)
         self._executor.close()
+
+    def _run_now(self, plan: StepPlan) -> None:
+        """Run a plan without rows, after what is under way."""
+        if plan.runs:
+            self._begin(plan)
+        while self._under_way:
+            self._finish(*self._under_way.popleft())
+
+    def _begin(self, plan: StepPlan) -> None:
+        try:
+            self._under_way.append((plan, self._executor.submit(plan)))
+        except Exception as error:
+            self._fail(plan, error)
+        except BaseException:  # Ctrl-C: nobody knows how far the step got
+            self._ready += self._scheduler.fail(plan, "interrupted")
+            raise
+
+    def _finish(self, plan: StepPlan, pending: Pending) -> None:
+        try:
+            result = pending.wait()
+            self._ready += self._scheduler.commit(plan, result, self._clock())
+        except Exception as error:
+            self._fail(plan, error)
+        except BaseException:
+            self._ready += self._scheduler.fail(plan, "interrupted")
+            raise
+
+    def _fail(self, plan: StepPlan, error: Exception) -> None:
+        _log.error("step %d failed", plan.step, exc_info=error)
+        self._ready += self._scheduler.fail(plan, f"{type(error).__name__}: {error}")

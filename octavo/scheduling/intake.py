@@ -1,9 +1,10 @@
 """Which waiting sequences start in a step, what they need not compute, and when others make way for them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from octavo.cache.manager import CacheManager
 from octavo.cache.table import PrefixMatch
+from octavo.flow.plan import PlannedRow
 from octavo.scheduling.budget import SchedulerLimits, StepDraft
 from octavo.scheduling.fairness import PROMPT_COST
 from octavo.scheduling.policy import POLICIES
@@ -32,6 +33,8 @@ class Intake:
         counters: SchedulerCounters,
     ) -> None:
         self.paused = False  # only what has been started goes on
+        self.reserved = 0  # blocks for sequences that will start once their prefixes are back
+        self.under_way: Mapping[int, PlannedRow] = {}  # rows of the step that has not been committed, by sequence
         self._cache = cache
         self._limits = limits
         self._roster = roster
@@ -104,12 +107,23 @@ class Intake:
             common = min(common, sequence.prompt_len)
         if donor is None or donor.slot < 0 or sequence.match_limit is not None:
             return match
-        row = draft.rows.get(donor.id)
-        computed = donor.computed if row is None else row.start  # by earlier steps: blocks are copied before this one
-        tokens = min(common, computed)
+        # Blocks are copied before a step computes anything, and what is under way may yet fail.
+        row = self.under_way.get(donor.id) or draft.rows.get(donor.id)
+        tokens = min(common, donor.computed if row is None else row.start)
         if tokens <= match.tokens:
             return match
         return self._cache.fork(sequence.blocks, donor.blocks, tokens) or match
+
+    def has_room(self, sequence: SequenceState) -> bool:
+        """A waiting sequence could start now, as far as slots and blocks go."""
+        if not self._roster.free_slots or not self._roster.running:
+            return bool(self._roster.free_slots)
+        return self.blocks_for(sequence) <= self._cache.available
+
+    def blocks_for(self, sequence: SequenceState) -> int:
+        """Blocks that must be available for a waiting sequence to start with as much as a step computes."""
+        match = self._cache.match_prefix(sequence.blocks, sequence.token_ids, sequence.match_limit)
+        return self._needed(sequence, min(sequence.length - match.tokens, self._limits.max_num_batched_tokens), match)
 
     def _next(self) -> SequenceState | None:
         """Whose turn it is."""
@@ -144,8 +158,8 @@ class Intake:
         count = min(pending, limit)
         if count < pending and not self._limits.enable_chunked_prefill:
             return False
-        if self._roster.running:
-            if self._needed(sequence, count, match) > self._cache.available:
+        if self._roster.running or self.reserved:
+            if self._needed(sequence, count, match) + self.reserved > self._cache.available:
                 return False
         else:
             count = min(count, self._cache.room(sequence.blocks, match.tokens, match))

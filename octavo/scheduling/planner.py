@@ -39,6 +39,7 @@ class Planner:
         self._intake = intake
         self._preemption = preemption
         self._model = model
+        self._last_rows: dict[int, PlannedRow] = {}
         policy = POLICIES[limits.policy]
         self._preempts = policy.preempts
         self._charges = policy.charges
@@ -52,6 +53,8 @@ class Planner:
         draft = StepDraft(self._limits.max_num_batched_tokens)
         roster, intake = self._roster, self._intake
         roster.line.begin(now)
+        intake.under_way = {} if settled else self._last_rows
+        self._last_rows = draft.rows
         if not self._limits.enable_chunked_prefill:
             intake.start_whole(draft, now)
         prompts = self._decode(draft)

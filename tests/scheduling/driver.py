@@ -12,7 +12,7 @@ from octavo.flow.result import FinishReason, SequenceOutput, TokenLogprobs
 from octavo.scheduling.budget import SchedulerLimits
 from octavo.scheduling.scheduler import Scheduler
 from tests.cache.accounting import check_blocks
-from tests.fakes import FULL, FakeExecutor, oracle
+from tests.fakes import FULL, FakeExecutor, LateExecutor, oracle
 
 
 @dataclass
@@ -38,6 +38,7 @@ class Engine:
         blocks: int = 64,
         block_size: int = 4,
         caching: bool = True,
+        pipelined: bool = False,
         **limits: object,
     ) -> None:
         numbers = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 64} | limits
@@ -45,10 +46,10 @@ class Engine:
         self.groups = tuple(groups)
         self.cache = CacheManager(groups, CacheOptions(blocks, block_size, caching))
         self.scheduler = Scheduler(self.cache, self.limits)
-        self.executor = FakeExecutor(groups, blocks, block_size)
+        self.executor = (LateExecutor if pipelined else FakeExecutor)(groups, blocks, block_size)
         self.executor.on_submit = self.check_plan
         self.now = 1.0
-        self.loop = EngineLoop(self.scheduler, self.executor, lambda: self.now)
+        self.loop = EngineLoop(self.scheduler, self.executor, lambda: self.now, pipelined)
         self.streams: dict[tuple[str, int], Stream] = {}
         self.empty_steps = 0
 
@@ -60,10 +61,10 @@ class Engine:
 
     def step(self) -> list[SequenceOutput]:
         """One step, its outputs noted and the blocks counted."""
-        plans = len(self.executor.plans)
         outputs = self.loop.step()
-        self.empty_steps = 0 if len(self.executor.plans) > plans else self.empty_steps + 1
-        assert self.empty_steps < 3 or not self.loop.has_work, "nothing runs although something waits"
+        waits = self.loop.stalled and self.loop.has_work and not self.loop.paused
+        self.empty_steps = self.empty_steps + 1 if waits else 0
+        assert self.empty_steps < 3, "nothing runs although something waits"
         self.now += 1.0
         self.take(outputs)
         self.check_blocks()

@@ -168,6 +168,7 @@ def test_any_pool_and_batch(data):
         blocks=draw(st.integers(8 * len(groups), 60)),
         block_size=draw(st.sampled_from([1, 2, 4])),
         caching=draw(st.booleans()),
+        pipelined=draw(st.booleans()),
         max_num_seqs=draw(st.integers(1, 6)),
         max_num_batched_tokens=draw(st.integers(1, 24)),
         max_model_len=24,
