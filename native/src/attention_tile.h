@@ -18,6 +18,7 @@ constexpr int kChunks = 4;     // of 16 keys in a block
 // How a cache format is read. load32 may give the 32 elements in another order; stored sums then have it too.
 struct CacheF32 {
   static constexpr bool kPairs = false;
+  static constexpr bool kCold = true;
   using Type = float;
   static void load32(const float* p, Vec16& first, Vec16& second) {
     first = load(p);
@@ -28,6 +29,7 @@ struct CacheF32 {
 };
 struct CacheF16 {
   static constexpr bool kPairs = false;
+  static constexpr bool kCold = true;
   using Type = uint16_t;
   static void load32(const uint16_t* p, Vec16& first, Vec16& second) {
     first = load_f16(p);
@@ -38,10 +40,16 @@ struct CacheF16 {
 };
 struct CacheBf16 {
   static constexpr bool kPairs = true;
+  static constexpr bool kCold = true;
   using Type = uint16_t;
   static void load32(const uint16_t* p, Vec16& even, Vec16& odd) { load_bf16_pairs(p, even, odd); }
   static Vec16 load16(const uint16_t* p) { return load_bf16(p); }
   static float load1(uint16_t x) { return from_bf16(x); }
+};
+
+// What was converted to float32 a moment ago: nothing is to be fetched.
+struct Converted : CacheF32 {
+  static constexpr bool kCold = false;
 };
 
 // 64 keys and values as four chunks of 16, wherever those are.
@@ -51,6 +59,10 @@ template <class Format> struct KeyBlock {
   const Type* values[kChunks]; // element (key, d) at key * value_stride + d
   int64_t key_stride;
   int64_t value_stride;
+  // What is needed after this block, and fetched meanwhile: the data of chunk c in steps of a dimension (scores), or
+  // the values of another block (values).
+  const Type* ahead[kChunks];
+  int64_t ahead_step;
 };
 
 // Query rows and what is kept of each.
@@ -74,6 +86,12 @@ void score_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
   const typename Format::Type* keys[Vectors];
 #pragma GCC unroll 4
   for (int c = 0; c < Vectors; ++c) keys[c] = block.keys[chunk + c];
+  const auto fetch = [&](int64_t d) {
+    if constexpr (Format::kCold) {
+#pragma GCC unroll 4
+      for (int c = 0; c < Vectors; ++c) __builtin_prefetch(block.ahead[chunk + c] + d * block.ahead_step);
+    }
+  };
   const auto add = [&](int64_t d, const Vec16(&key)[Vectors]) {
 #pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r) {
@@ -88,6 +106,7 @@ void score_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
       Vec16 odd[Vectors];
 #pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) Format::load32(keys[c] + d * block.key_stride, even[c], odd[c]);
+      fetch(d);
       add(d, even);
       if (d + 1 < set.head_dim) add(d + 1, odd);
     }
@@ -96,6 +115,7 @@ void score_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
       Vec16 key[Vectors];
 #pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) key[c] = Format::load16(keys[c] + d * block.key_stride);
+      fetch(d);
       add(d, key);
     }
   }
@@ -121,7 +141,12 @@ void value_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
     const int chunk = key / 16;
     const int end = last < 16 * (chunk + 1) ? last : 16 * (chunk + 1);
     const typename Format::Type* values = block.values[chunk] + (key - 16 * chunk) * block.value_stride + at;
+    const typename Format::Type* ahead = block.ahead[chunk] + (key - 16 * chunk) * block.value_stride + at;
     for (; key < end; ++key, values += block.value_stride) {
+      if constexpr (Format::kCold) {
+        for (int c = 0; c < Vectors; c += 2) __builtin_prefetch(ahead + 16 * c);
+        ahead += block.value_stride;
+      }
       Vec16 value[Vectors];
       if constexpr (Vectors == 1) {
         value[0] = Format::load16(values);

@@ -159,9 +159,11 @@ public:
     const int64_t first_seen = attention_.first_key(tile_.position) - begin;
     const int64_t first = larger(0, first_seen / kKeys);
     const int64_t end = smaller(kPart, tile_.position + tile_.tokens - begin);
-    for (int64_t block = first; block * kKeys < end; ++block) score_block(begin + block * kKeys, block, states);
+    first_ = first;
+    last_ = (end - 1) / kKeys;
+    for (int64_t block = first; block <= last_; ++block) score_block(begin + block * kKeys, block, states);
     for (int64_t row = 0; row < rows_; ++row) weigh(row, begin, state_at(states, row, attention_));
-    for (int64_t block = first; block * kKeys < end; ++block) add_block(begin + block * kKeys, block, states);
+    for (int64_t block = first; block <= last_; ++block) add_block(begin + block * kKeys, block, states);
   }
 
   const TileRows& rows() const { return tile_rows_; }
@@ -196,19 +198,20 @@ private:
   }
 
   // Chunks that nobody sees may have no cache block: they borrow another's address, and their scores are dropped.
-  KeyBlock<Format> in_place(int64_t begin) const {
+  int64_t seen_position(int64_t begin, int64_t chunk) const {
     const Range range = seen(begin);
-    KeyBlock<Format> block;
+    return begin + 16 * smaller(larger(chunk, range.first / 16), (range.last - 1) / 16);
+  }
+
+  KeyBlock<Format> in_place(int64_t begin) const {
+    KeyBlock<Format> block{};
     block.key_stride = layout_.block_size;
     block.value_stride = layout_.value_width;
-    const int64_t first = range.first / 16;
-    const int64_t last = (range.last - 1) / 16;
     for (int64_t chunk = 0; chunk < kChunks; ++chunk) {
-      const int64_t position = begin + 16 * smaller(larger(chunk, first), last);
+      const int64_t position = seen_position(begin, chunk);
       const int64_t offset = position % layout_.block_size;
       const uint8_t* data = block_of(position);
-      block.keys[chunk] =
-          reinterpret_cast<const Type*>(data + layout_.keys_at(kv_head_)) + layout_.key_at(0, offset);
+      block.keys[chunk] = reinterpret_cast<const Type*>(data + layout_.keys_at(kv_head_)) + layout_.key_at(0, offset);
       block.values[chunk] =
           reinterpret_cast<const Type*>(data + layout_.values_at(kv_head_)) + offset * layout_.value_width;
     }
@@ -216,8 +219,8 @@ private:
   }
 
   // The converted block's keys are [head_dim][kKeys], its values [kKeys][padded], one at a time.
-  KeyBlock<CacheF32> converted_block() const {
-    KeyBlock<CacheF32> block;
+  KeyBlock<Converted> converted_block() const {
+    KeyBlock<Converted> block{};
     block.key_stride = kKeys;
     block.value_stride = attention_.padded;
     for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -229,12 +232,42 @@ private:
 
   void score_block(int64_t begin, int64_t block, float* states) {
     const RowSet set = row_set(block, states);
-    if (!converts_) return score(set, in_place(begin));
+    if (!converts_) {
+      KeyBlock<Format> here = in_place(begin);
+      look_ahead_of_scores(here, begin, block);
+      return score(set, here);
+    }
     if (in_chunks_)
       convert_keys(in_place(begin));
     else
       gather_keys(begin);
     score(set, converted_block());
+  }
+
+  // After a part's last keys come its first values.
+  void look_ahead_of_scores(KeyBlock<Format>& here, int64_t begin, int64_t block) const {
+    const bool more = block < last_;
+    const KeyBlock<Format> next = in_place(more ? begin + kKeys : begin - (last_ - first_) * kKeys);
+    for (int c = 0; c < kChunks; ++c) here.ahead[c] = more ? next.keys[c] : next.values[c];
+    here.ahead_step = more ? here.key_stride : 16;
+  }
+
+  // After a part's last values come the next part's keys, then those of the next head, which may well be this thread's
+  // next task. Keys are fetched as a stretch, 16 head_dim elements a chunk.
+  void look_ahead_of_values(KeyBlock<Format>& here, int64_t begin, int64_t block) const {
+    if (block < last_) {
+      const KeyBlock<Format> next = in_place(begin + kKeys);
+      for (int c = 0; c < kChunks; ++c) here.ahead[c] = next.values[c];
+      return;
+    }
+    const bool same_head = begin + kKeys < tile_.position + tile_.tokens;
+    const int64_t head = same_head ? kv_head_ : smaller(kv_head_ + 1, attention_.kv_heads - 1);
+    const int64_t next = same_head ? begin + kKeys : attention_.first_key(tile_.position) / kKeys * kKeys;
+    for (int64_t chunk = 0; chunk < kChunks; ++chunk) {
+      const int64_t position = seen_position(next, chunk);
+      const Type* keys = reinterpret_cast<const Type*>(block_of(position) + layout_.keys_at(head));
+      here.ahead[chunk] = keys + position % layout_.block_size * layout_.key_width;
+    }
   }
 
   template <class Source> void score(const RowSet& set, const KeyBlock<Source>& block) {
@@ -310,7 +343,11 @@ private:
 
   void add_block(int64_t begin, int64_t block, float* states) {
     const RowSet set = row_set(block, states);
-    if (!converts_) return add(set, in_place(begin), begin);
+    if (!converts_) {
+      KeyBlock<Format> here = in_place(begin);
+      look_ahead_of_values(here, begin, block);
+      return add(set, here, begin);
+    }
     if (in_chunks_)
       convert_values(in_place(begin), seen(begin));
     else
@@ -385,6 +422,8 @@ private:
   int64_t rows_;
   bool in_chunks_;
   bool converts_;
+  int64_t first_ = 0; // blocks of the part at hand
+  int64_t last_ = 0;
   float* queries_;
   float* scores_;
   float* converted_;
