@@ -21,6 +21,7 @@ class StagedPrefix:
     length: int  # blocks
     patience: float  # seconds that it may take once there is room on the device
     setbacks: int  # of the TierLedger, when `missing` was made
+    evictions: int  # of the CacheTiers, likewise
     deadline: float = 0.0  # 0: there was no room yet
     missing: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     fetched: set[TierKey] = field(default_factory=set[TierKey])  # each comes back once

@@ -53,6 +53,7 @@ class CacheTiers:
         self._slow = tuple(slow)
         self._ledger = TierLedger(host, slow)
         self._most_fetches = max(1, options.step_bytes // options.page_bytes)
+        self._evictions = 0
         self._now = 0.0
 
     def attach(self, device: DeviceBlocks) -> None:
@@ -67,6 +68,7 @@ class CacheTiers:
 
     def evicted(self, block: BlockId, group: int, key: BlockHash) -> None:
         """A cached block is about to be given to someone else: keep its contents where that is worth it."""
+        self._evictions += 1
         name = tier_key(group, key)
         if self._host.holds(name):
             self._host.touch(name)
@@ -169,7 +171,7 @@ class CacheTiers:
                 return None
             estimate = self.prefill.seconds(tokens)
             patience = _PATIENCE if estimate is None else max(_LEAST_PATIENCE, estimate)
-            staged = StagedPrefix(self.generation, hashes, length, patience, self._ledger.setbacks)
+            staged = StagedPrefix(self.generation, hashes, length, patience, self._ledger.setbacks, self._evictions)
             staged.missing = self._missing(staged)
             if self._worth(staged, tokens):
                 return staged
@@ -186,8 +188,8 @@ class CacheTiers:
         if staged.deadline and self._now > staged.deadline:
             self._count_late(staged)
             return "done"
-        if staged.setbacks != self._ledger.setbacks:
-            self._shorten(staged)
+        if staged.setbacks != self._ledger.setbacks or staged.evictions != self._evictions:
+            self._look_again(staged)
         staged.missing = [place for place in staged.missing if self._on_device(staged, place) is None]
         there = self._there(staged)
         fits = len(staged.missing) <= spare - self._ledger.device.idle(there)
@@ -251,9 +253,9 @@ class CacheTiers:
                 worth = False
         return worth
 
-    def _shorten(self, staged: StagedPrefix) -> None:
-        """Something that could be had is gone: what is still worth bringing back?"""
-        staged.setbacks = self._ledger.setbacks
+    def _look_again(self, staged: StagedPrefix) -> None:
+        """Something that could be had is gone, or something that was on the device is not there any more."""
+        staged.setbacks, staged.evictions = self._ledger.setbacks, self._evictions
         holds = self._holder(self._usable())
         staged.length = longest(self._options.tails, holds, staged.hashes.__getitem__, staged.length)
         staged.missing = self._missing(staged)
@@ -289,6 +291,11 @@ class CacheTiers:
             (self._host if source is None else source).counters.misses["late"] += 1
 
     # --- plans and results -------------------------------------------------------------------------------------------
+
+    @property
+    def evictions(self) -> int:
+        """Cached blocks that have left the device so far."""
+        return self._evictions
 
     @property
     def busy(self) -> bool:

@@ -49,11 +49,11 @@ class Scheduler:
         self._roster = Roster(cache, policy.line(self._prefix_of, limits.tenant_weights), limits.max_num_seqs)
         self._model = None if limits.target_itl is None else StepTimeModel(limits.target_itl)
         self._tiers = cache.tiers
-        self._staging = None if cache.tiers is None else Staging(cache, cache.tiers, self._roster)
         if spill is None and cache.tiers is not None:
             spill = KeepBlocks(cache, cache.tiers)
         preemption = Preemption(cache, self._roster, self._counters, spill)
         self._intake = Intake(cache, limits, self._roster, preemption, self._counters)
+        self._staging = None if self._tiers is None else Staging(cache, self._tiers, self._roster, self._intake)
         self._planner = Planner(cache, limits, self._roster, self._intake, preemption, self._model)
         self._outcome = Outcome(cache, self._roster, self._admission, self._deadlines, self._counters)
         self._frozen = False

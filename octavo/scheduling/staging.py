@@ -1,16 +1,18 @@
 """Which waiting sequences have cached prefixes in slower memory, and when these come back for them."""
 
-from collections.abc import Iterable
-
 from octavo.cache.manager import CacheManager
 from octavo.cache.table import SequenceBlocks
 from octavo.cache.tier_prefix import StagedPrefix
 from octavo.cache.tiers import CacheTiers
+from octavo.scheduling.intake import Intake
 from octavo.scheduling.roster import Roster
 from octavo.scheduling.sequence import SequenceState
 
 # How many waiting sequences are looked at: those whose turn comes soon.
 _LOOK_AHEAD = 16
+# How many of these again, when the device has lost blocks since.
+_LOOK_AGAIN = 2
+_ENOUGH = -1  # it has waited for its blocks once
 
 
 class Staging:
@@ -21,12 +23,13 @@ class Staging:
     and starts with whatever has come.
     """
 
-    def __init__(self, cache: CacheManager, tiers: CacheTiers, roster: Roster) -> None:
+    def __init__(self, cache: CacheManager, tiers: CacheTiers, roster: Roster, intake: Intake) -> None:
         self._cache = cache
         self._tiers = tiers
         self._roster = roster
+        self._intake = intake
         self._staged: dict[int, StagedPrefix] = {}  # by sequence
-        self._looked_at: dict[int, int] = {}  # by sequence: its preemptions so far
+        self._looks: dict[int, tuple[int, int]] = {}  # by sequence: its preemptions, the device's evictions by then
         self._groups = len(cache.no_blocks)
 
     @property
@@ -37,42 +40,54 @@ class Staging:
     def begin(self, now: float) -> None:
         """A step is planned: order what can be ordered for those who wait."""
         self._tiers.tick(now)
-        for sequence in list(self._members()):
-            self._advance(sequence)
-        for sequence in list(self._roster.line.ahead(_LOOK_AHEAD)):
-            if self._looked_at.get(sequence.id) != sequence.preemptions:
-                self._look(sequence)
+        for sequence in self._members():
+            if sequence.parked:
+                self._advance(sequence, True)
+        turn = True  # nobody goes before the next one
+        for position, sequence in enumerate(list(self._roster.line.ahead(_LOOK_AHEAD))):
+            if sequence.id in self._staged or self._look(sequence, position):
+                self._advance(sequence, turn)
+            turn &= sequence.parked
+        held = [sequence for sequence in self._members() if sequence.parked]
+        self._intake.reserved = sum(map(self._intake.blocks_for, held))
 
-    def _members(self) -> Iterable[SequenceState]:
+    def _members(self) -> list[SequenceState]:
         """Those under way; whoever has ended or started meanwhile is none of them any more."""
         members = self._roster.members
-        gone = [number for number in self._staged if number not in members or members[number].slot >= 0]
-        for number in gone:
+        for number in [one for one in self._staged if one not in members or members[one].slot >= 0]:
             del self._staged[number]
         return [members[number] for number in self._staged]
 
-    def _look(self, sequence: SequenceState) -> None:
-        if len(self._looked_at) > 2 * len(self._roster.members) + 64:
-            self._looked_at = {number: self._looked_at[number] for number in self._looked_at if self._lives(number)}
-        self._looked_at[sequence.id] = sequence.preemptions
+    def _look(self, sequence: SequenceState, position: int) -> bool:
+        """Whether tiers have something for it. It is looked at again when the device has lost blocks since."""
+        preemptions, evictions = self._looks.get(sequence.id, (-1, 0))
+        again = position < _LOOK_AGAIN and 0 <= evictions != self._tiers.evictions
+        if preemptions == sequence.preemptions and not again:
+            return False
+        if len(self._looks) > 2 * len(self._roster.members) + 64:
+            self._looks = {number: look for number, look in self._looks.items() if number in self._roster.members}
+        self._looks[sequence.id] = (sequence.preemptions, self._tiers.evictions)
         if sequence.donor is not None:  # it takes its blocks from one that runs
-            return
+            return False
         staged = self._cache.stage(sequence.blocks, sequence.token_ids, sequence.match_limit)
         if staged is not None:
             self._staged[sequence.id] = staged
-            self._advance(sequence)
+        return staged is not None
 
-    def _lives(self, number: int) -> bool:
-        return number in self._roster.members
+    def _advance(self, sequence: SequenceState, turn: bool) -> None:
+        """Order what can be ordered for one sequence.
 
-    def _advance(self, sequence: SequenceState) -> None:
+        Args:
+            turn: it starts before all others that wait for their turn, so its blocks may go on to the device.
+        """
         roster = self._roster
         spare = 0
-        if roster.free_slots:  # every running sequence may need a block of each group in this very step
+        if turn and self._intake.has_room(sequence):  # and what runs may need a block of each group in this very step
             spare = self._cache.available - self._groups * len(roster.running)
         progress = self._tiers.advance(self._staged[sequence.id], spare)
         if progress == "done":
             del self._staged[sequence.id]
+            self._looks[sequence.id] = (sequence.preemptions, _ENOUGH)
         if progress == "coming":
             roster.hold(sequence)
         else:

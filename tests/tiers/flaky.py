@@ -1,0 +1,96 @@
+"""A tier that fails, loses, spoils and delays what it is given, as chance or a test will have it."""
+
+import random
+import threading
+from errno import EIO, ENOSPC
+
+from octavo.execution.tiers.interface import TierSizes
+from octavo.execution.tiers.memory import MemoryTier
+
+HARM = ("fail", "full", "lose", "spoil", "tear", "swap", "age", "delay")
+
+
+class FlakyTier:
+    """A MemoryTier whose calls go wrong, each with probability `rate`, in one of the ways of `harm`.
+
+    "delay" holds a call back until `release` is called or a moment has passed; nothing else depends on time.
+    """
+
+    def __init__(self, capacity, rate=0.0, seed=0, harm=HARM, name="memory"):
+        self.inner = MemoryTier(capacity, name)
+        self.name, self.capacity = name, capacity
+        self.rate, self.harm = rate, harm
+        self.harmed = 0
+        self._random = random.Random(seed)
+        self._gate = threading.Event()
+
+    @property
+    def generation(self):
+        return self.inner.generation
+
+    def keys(self):
+        return self.inner.keys()
+
+    def contains(self, key):
+        return self.inner.contains(key)
+
+    def put(self, key, blob):
+        harm = self._chance()
+        if harm == "fail":
+            raise OSError(EIO, "input/output error")
+        if harm == "full":
+            raise OSError(ENOSPC, "no space left on device")
+        if harm == "lose":
+            return
+        if harm == "spoil":
+            blob = blob.copy()
+            blob[self._random.randrange(len(blob))] ^= 1 << self._random.randrange(8)
+        if harm == "tear":
+            blob = blob[: self._random.randrange(len(blob))]
+        if harm == "delay":
+            self._gate.wait(0.002)
+        self.inner.put(key, blob)
+
+    def get(self, key, into):
+        harm = self._chance()
+        if harm == "fail":
+            raise OSError(EIO, "input/output error")
+        if harm == "lose":
+            self.inner.delete(key)
+        if harm == "swap" and len(self.inner.blobs) > 1:
+            key = self._random.choice(list(self.inner.blobs))
+        length = self.inner.get(key, into)
+        if harm == "spoil":
+            into[self._random.randrange(len(into))] ^= 1 << self._random.randrange(8)
+        if harm == "tear":
+            return self._random.randrange(length)
+        if harm == "delay":
+            self._gate.wait(0.002)
+        return length
+
+    def delete(self, key):
+        if self._chance() == "fail":
+            raise OSError(EIO, "input/output error")
+        self.inner.delete(key)
+
+    def clear(self, generation):
+        if self._chance() == "age":  # it says yes, and keeps everything
+            self.inner.generation = generation
+            return
+        self.inner.clear(generation)
+
+    def sizes(self) -> TierSizes:
+        return self.inner.sizes()
+
+    def close(self):
+        self.inner.close()
+
+    def release(self):
+        """Nothing is delayed any more."""
+        self._gate.set()
+
+    def _chance(self):
+        if self._random.random() >= self.rate:
+            return None
+        self.harmed += 1
+        return self._random.choice(self.harm)
