@@ -4,6 +4,7 @@ OCTAVO_CACHE_DIR   where packed weights and assembled models are kept (default: 
 OCTAVO_LOG_LEVEL   debug, info, warning or error, unless --log-level is given
 OCTAVO_THREADS     compute threads, unless --threads is given
 OCTAVO_ISA         instruction set of the native kernels, unless --isa is given
+OCTAVO_SERVER_DEV_MODE   1: serve the operators' routes (/pause ...); VLLM_SERVER_DEV_MODE is understood as well
 OCTAVO_API_KEY     key that requests must carry, unless --api-key is given; VLLM_API_KEY is understood as well
 """
 
@@ -24,6 +25,7 @@ class Environment:
     threads: int | None = None
     isa: str | None = None
     api_key: str | None = None
+    dev_mode: bool = False
 
 
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
@@ -39,6 +41,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         threads=_positive(found, "OCTAVO_THREADS"),
         isa=_one_of(found, "OCTAVO_ISA", ("scalar", "avx2", "avx512", "neon")),
         api_key=found.get("OCTAVO_API_KEY") or found.get("VLLM_API_KEY"),
+        dev_mode="1" in (found.get("OCTAVO_SERVER_DEV_MODE"), found.get("VLLM_SERVER_DEV_MODE")),
     )
 
 

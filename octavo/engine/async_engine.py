@@ -8,14 +8,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Protocol
 
-from octavo.engine.client import EngineInfo, EngineStats
+from octavo.engine.client import EngineInfo, EngineStats, Pause
 from octavo.engine.meter import EngineMeter
 from octavo.engine.transport import (
     CacheWasReset,
     Cancel,
     Outputs,
+    PauseEngine,
     Refused,
     ResetPrefixCache,
+    ResumeEngine,
     Submit,
     ToEngine,
     ToFrontend,
@@ -146,6 +148,7 @@ class AsyncEngine:
         self._max_waiting = max_waiting
         self._streams: dict[str, RequestStream] = {}
         self._resets: deque[asyncio.Future[bool]] = deque()
+        self._watchers: list[tuple[Callable[[EngineStats], bool], asyncio.Future[None]]] = []
         self._idle = asyncio.Event()
         self._idle.set()
         self.stats = EngineStats()
@@ -183,7 +186,9 @@ class AsyncEngine:
         """
         if len(self._streams) + len(requests) - self.stats.running > self._max_waiting:
             self.meter.rejected("429")
-            raise OverloadedError(f"{self._max_waiting} requests are waiting already; try again later")
+            raise OverloadedError(
+                f"{self._max_waiting} requests are waiting already; try again later", self.stats.retry_after or 1.0
+            )
         if not self._link.alive:
             self.meter.rejected("503")
             raise EngineDeadError("the engine is not running")
@@ -212,6 +217,20 @@ class AsyncEngine:
         self._resets.append(done)
         return await done
 
+    async def pause(self, how: Pause = "wait") -> None:
+        """Start no new requests until `resume`; see `engine.client.Pause`. Returns when nothing runs any more.
+
+        Raises:
+            EngineDeadError: the engine ended meanwhile.
+        """
+        self._link.send(PauseEngine(how))
+        await self._until(lambda stats: stats.paused and (how == "keep" or not stats.under_way))
+
+    async def resume(self) -> None:
+        """Go on after a pause."""
+        self._link.send(ResumeEngine())
+        await self._until(lambda stats: not stats.paused)
+
     async def drain(self, timeout: float) -> bool:
         """Wait until every request has ended, at most `timeout` seconds; False when some had to be ended."""
         try:
@@ -228,12 +247,23 @@ class AsyncEngine:
         await self._link.close()
         self._fail_all("the engine was closed")
 
+    async def _until(self, condition: Callable[[EngineStats], bool]) -> None:
+        """Wait for a reading of the engine that is such."""
+        if condition(self.stats):
+            return
+        watcher = (condition, asyncio.get_running_loop().create_future())
+        self._watchers.append(watcher)
+        try:
+            await watcher[1]
+        finally:
+            self._watchers.remove(watcher)
+
     def _handle(self, message: ToFrontend) -> None:
         match message:
             case Outputs(outputs, stats):
                 self._handle_outputs(outputs, stats)
-            case Refused(request_id, kind, text):
-                self._handle_refusal(request_id, error_of(kind, text))
+            case Refused(request_id, kind, text, retry_after):
+                self._handle_refusal(request_id, error_of(kind, text, retry_after))
             case CacheWasReset(done):
                 self._resets.popleft().set_result(done)
             case _:
@@ -242,6 +272,9 @@ class AsyncEngine:
     def _handle_outputs(self, outputs: Sequence[SequenceOutput], stats: EngineStats) -> None:
         self.stats = stats
         self.meter.stepped(outputs, stats)
+        for condition, waiter in self._watchers:
+            if condition(stats) and not waiter.done():
+                waiter.set_result(None)
         streams = self._streams
         for delta in self._outputs.push([output for output in outputs if output.request_id in streams]):
             stream = streams.get(delta.request_id)
@@ -258,6 +291,7 @@ class AsyncEngine:
     def _handle_refusal(self, request_id: str, error: OctavoError) -> None:
         stream = self._streams.get(request_id)
         if stream is not None:
+            self.meter.rejected(str(error.status))
             self._close_stream(stream)
             stream.fail(error)
 
@@ -272,6 +306,9 @@ class AsyncEngine:
             stream.fail(EngineDeadError(reason))
         while self._resets:
             self._resets.popleft().set_exception(EngineDeadError(reason))
+        for _, waiter in self._watchers:
+            if not waiter.done():
+                waiter.set_exception(EngineDeadError(reason))
 
     def _close_stream(self, stream: RequestStream) -> None:
         gone = tuple(request_id for request_id in stream.unfinished if request_id in self._streams)

@@ -110,6 +110,12 @@ class EngineMeter:
         sink.add(metrics.PREFIX_QUERIES, stats.prefix_queries - last.prefix_queries)
         sink.add(metrics.PREFIX_HITS, stats.prefix_hits - last.prefix_hits)
         sink.add(metrics.PREEMPTIONS, stats.preemptions - last.preemptions)
+        sink.add(metrics.OVERTAKEN, stats.overtaken - last.overtaken)
+        sink.add(metrics.EXPIRED, stats.expired - last.expired)
+        sink.set(metrics.WAITING_TOKENS, stats.waiting_tokens)
+        sink.set(metrics.TENANTS_WAITING, stats.tenants)
+        sink.set(metrics.PROMPT_ROOM, stats.prompt_room)
+        sink.set(metrics.PAUSED, stats.paused)
         sink.add(metrics.PROMPT_TOKENS, stats.prompt_tokens - last.prompt_tokens)
         sink.add(metrics.GENERATION_TOKENS, stats.generation_tokens - last.generation_tokens)
         steps = stats.steps - last.steps

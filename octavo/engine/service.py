@@ -6,28 +6,34 @@ from octavo.engine.transport import (
     Cancel,
     Mailbox,
     Outputs,
+    PauseEngine,
     Refused,
     ResetPrefixCache,
+    ResumeEngine,
     Shutdown,
     Submit,
     ToEngine,
 )
-from octavo.errors import OctavoError
+from octavo.errors import OctavoError, OverloadedError
 from octavo.telemetry.log import logger
+
+# A paused engine looks for deadlines that pass meanwhile.
+_RESTING_SECONDS = 0.02
 
 
 def serve(mailbox: Mailbox, client: EngineClient) -> None:
     """Take messages and run steps until `Shutdown`. Between two steps every waiting message is taken."""
-    stats = client.stats()
+    stats, resting = client.stats(), False
     while True:
         busy = stats.running or stats.waiting
-        if mailbox.wait(0.0 if busy else None):
+        if mailbox.wait((_RESTING_SECONDS if resting else 0.0) if busy else None):
             while (message := mailbox.receive()) is not None:
                 if isinstance(message, Shutdown):
                     return
                 _apply(mailbox, client, message)
         outputs = client.receive(0.0)
         before, stats = stats, client.stats()
+        resting = stats.paused and not outputs and stats.steps == before.steps
         if outputs or stats != before:
             mailbox.send(Outputs(outputs, stats))
 
@@ -38,10 +44,15 @@ def _apply(mailbox: Mailbox, client: EngineClient, message: ToEngine) -> None:
             try:
                 client.submit(request)
             except OctavoError as error:
-                mailbox.send(Refused(request.id, type(error).__name__, str(error)))
+                retry_after = error.retry_after if isinstance(error, OverloadedError) else 0.0
+                mailbox.send(Refused(request.id, type(error).__name__, str(error), retry_after))
         case Cancel(request_ids):
             client.cancel(request_ids)
         case ResetPrefixCache():
             mailbox.send(CacheWasReset(client.reset_prefix_cache()))
+        case PauseEngine(how):
+            client.pause(how)
+        case ResumeEngine():
+            client.resume()
         case _:
             logger("engine").warning("unexpected message %s", type(message).__name__)

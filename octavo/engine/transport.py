@@ -12,8 +12,8 @@ import zmq
 
 from octavo import errors
 from octavo.config.engine import EngineConfig
-from octavo.engine.client import EngineInfo, EngineStats
-from octavo.errors import EngineDeadError, InternalError, OctavoError
+from octavo.engine.client import EngineInfo, EngineStats, Pause
+from octavo.errors import EngineDeadError, InternalError, OctavoError, OverloadedError
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import SequenceOutput
 from octavo.flow.wire import MAX_BYTES, WireDecoder, WireEncoder
@@ -42,6 +42,16 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
     """Frontend to engine: forget every cached block that no sequence uses."""
+
+
+class PauseEngine(msgspec.Struct, frozen=True, tag="pause"):
+    """Frontend to engine: start no new requests; see `engine.client.Pause`. The next reading says that it is so."""
+
+    how: Pause
+
+
+class ResumeEngine(msgspec.Struct, frozen=True, tag="resume"):
+    """Frontend to engine: go on."""
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
@@ -73,11 +83,12 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """Engine to frontend: a request was not taken. `kind` as in `Failed`."""
+    """Engine to frontend: a request was not taken. `kind` as in `Failed`; `retry_after` in seconds, for an overload."""
 
     request_id: str
     kind: str
     message: str
+    retry_after: float = 0.0
 
 
 class CacheWasReset(msgspec.Struct, frozen=True, tag="was_reset"):
@@ -86,10 +97,12 @@ class CacheWasReset(msgspec.Struct, frozen=True, tag="was_reset"):
     done: bool
 
 
-ToEngine = Configure | Submit | Cancel | ResetPrefixCache | Shutdown
+ToEngine = Configure | Submit | Cancel | ResetPrefixCache | PauseEngine | ResumeEngine | Shutdown
 ToFrontend = Hello | Ready | Failed | Outputs | Refused | CacheWasReset
 
-TO_ENGINE: tuple[type[ToEngine], ...] = (Configure, Submit, Cancel, ResetPrefixCache, Shutdown)
+TO_ENGINE: tuple[type[ToEngine], ...] = (
+    *(Configure, Submit, Cancel, ResetPrefixCache, PauseEngine, ResumeEngine, Shutdown),
+)
 TO_FRONTEND: tuple[type[ToFrontend], ...] = (Hello, Ready, Failed, Outputs, Refused, CacheWasReset)
 
 Received = TypeVar("Received")
@@ -105,8 +118,10 @@ class Mailbox(Protocol):
     def send(self, message: ToFrontend) -> None: ...
 
 
-def error_of(kind: str, message: str) -> OctavoError:
+def error_of(kind: str, message: str, retry_after: float = 0.0) -> OctavoError:
     """The error that a message tells of; an unknown kind is an `InternalError`."""
+    if kind == OverloadedError.__name__:
+        return OverloadedError(message, retry_after or 1.0)
     known = getattr(errors, kind, None)
     if isinstance(known, type) and issubclass(known, OctavoError):
         return known(message)

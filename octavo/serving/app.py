@@ -6,7 +6,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from octavo.serving import health
+from octavo.serving import control, health
 from octavo.serving.access import AccessLogMiddleware
 from octavo.serving.auth import ApiKeyMiddleware
 from octavo.serving.errors import guarded, http_error
@@ -31,6 +31,13 @@ ROUTES = (
     Route("/metrics", guarded(health.metrics), methods=["GET"]),
 )
 
+# Served in development mode only: whoever reaches them stops the engine.
+CONTROL_ROUTES = (
+    Route("/pause", guarded(control.pause), methods=["POST"]),
+    Route("/resume", guarded(control.resume), methods=["POST"]),
+    Route("/is_paused", guarded(control.is_paused), methods=["GET"]),
+)
+
 
 def build_app(state: ServerState, sink: MetricsSink) -> Starlette:
     """The application around a running engine.
@@ -40,12 +47,13 @@ def build_app(state: ServerState, sink: MetricsSink) -> Starlette:
         sink: where HTTP requests are counted.
     """
     config = state.config
+    routes = ROUTES + (CONTROL_ROUTES if state.dev_mode else ())
     # Outermost first: also refusals are logged, and a browser can read a 401.
     middleware = [
         Middleware(
             AccessLogMiddleware,
             sink=sink,
-            known=frozenset(route.path for route in ROUTES),
+            known=frozenset(route.path for route in routes),
             log=not config.disable_access_log,
         ),
         Middleware(
@@ -57,6 +65,6 @@ def build_app(state: ServerState, sink: MetricsSink) -> Starlette:
     ]
     if config.api_key:
         middleware.append(Middleware(ApiKeyMiddleware, key=config.api_key, root_path=config.root_path))
-    app = Starlette(routes=list(ROUTES), middleware=middleware, exception_handlers={HTTPException: http_error})
+    app = Starlette(routes=list(routes), middleware=middleware, exception_handlers={HTTPException: http_error})
     app.state.server = state
     return app

@@ -1,4 +1,4 @@
-"""Who may use the API: a key, compared in constant time, for the routes that vLLM guards."""
+"""Who may use the API: a key, compared in constant time, for the routes that vLLM guards and those of operators."""
 
 import hmac
 
@@ -6,7 +6,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 # Health, metrics and documentation stay open, as probes and scrapers carry no key.
-_GUARDED = ("/v1", "/v2", "/inference", "/cohere")
+_GUARDED = ("/v1", "/v2", "/inference", "/cohere", "/pause", "/resume", "/is_paused")
 
 
 class ApiKeyMiddleware:

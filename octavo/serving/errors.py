@@ -1,6 +1,7 @@
 """Which error becomes which answer: vLLM's body, the right status, and never a traceback."""
 
 from collections.abc import Awaitable, Callable
+from math import ceil
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -22,6 +23,7 @@ _TYPES = {
     429: "RateLimitError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
+    504: "GatewayTimeoutError",
 }
 # nginx's status for a client that went away; only the access log sees it.
 CLIENT_GONE = 499
@@ -62,7 +64,7 @@ def describe(error: Exception) -> ErrorInfo:
 def error_response(error: Exception) -> Response:
     """The answer to a request that failed."""
     info = describe(error)
-    headers = {"Retry-After": f"{error.retry_after:.0f}"} if isinstance(error, OverloadedError) else None
+    headers = {"Retry-After": str(max(1, ceil(error.retry_after)))} if isinstance(error, OverloadedError) else None
     return json_response(ErrorAnswer(info), info.code, headers)
 
 

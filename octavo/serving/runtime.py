@@ -10,6 +10,7 @@ import uvicorn
 
 import octavo
 from octavo.config.engine import EngineConfig
+from octavo.config.environment import read_environment
 from octavo.config.values import parse_size
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.frontend import Frontend, build_frontend
@@ -53,6 +54,7 @@ async def assemble(
         started=int(time.time()),
         sampling_defaults=frontend.sampling_defaults(),
         exporter=PrometheusExporter(store) if config.telemetry.enable_metrics else None,
+        dev_mode=read_environment().dev_mode,
     )
     return state, store
 

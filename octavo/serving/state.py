@@ -19,6 +19,7 @@ class ServerState:
     """Owner: the event loop. `max_body_bytes` is `config.max_body_size` in bytes.
 
     `models`: the names that requests may use; the first is the one that answers carry.
+    `dev_mode`: operators' routes are served, too.
     `sampling_defaults`: what requests get where they say nothing, from the model's generation_config.
     """
 
@@ -33,6 +34,7 @@ class ServerState:
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     exporter: PrometheusExporter | None = None
     draining: bool = False
+    dev_mode: bool = False
 
     @property
     def healthy(self) -> bool:

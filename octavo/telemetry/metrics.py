@@ -86,6 +86,26 @@ PREEMPTIONS = Metric(
     "Sequences sent back to the queue for want of cache blocks.",
     ("vllm:num_preemptions",),
 )
+OVERTAKEN = Metric(
+    "octavo_preemptions_for_priority",
+    "counter",
+    "preemptions",
+    "Of the preemptions, those that let a more urgent request start.",
+)
+EXPIRED = Metric("octavo_expired_streams", "counter", "streams", "Sample streams that a deadline ended.")
+WAITING_TOKENS = Metric(
+    "octavo_waiting_tokens", "gauge", "tokens", "Prompt tokens of requests of which nothing has run yet."
+)
+TENANTS_WAITING = Metric(
+    "octavo_tenants_waiting", "gauge", "tenants", "Tenants that have something waiting, under the policy 'fair'."
+)
+PROMPT_ROOM = Metric(
+    "octavo_prompt_room_tokens",
+    "gauge",
+    "tokens",
+    "Prompt tokens that fit beside decoding into the target of --target-itl-ms; 0 without a target.",
+)
+PAUSED = Metric("octavo_paused", "gauge", "flag", "1 while no new requests are started.")
 PROMPT_TOKENS = Metric(
     "octavo_prompt_tokens",
     "counter",
@@ -227,6 +247,7 @@ HTTP_REQUESTS = Metric(
 
 METRICS: tuple[Metric, ...] = (
     *(REQUESTS_RUNNING, REQUESTS_WAITING, CACHE_USAGE, CACHE_BLOCKS, PREFIX_QUERIES, PREFIX_HITS, PREEMPTIONS),
+    *(OVERTAKEN, EXPIRED, WAITING_TOKENS, TENANTS_WAITING, PROMPT_ROOM, PAUSED),
     *(PROMPT_TOKENS, GENERATION_TOKENS, STEPS, STEP_SECONDS, REQUESTS_FINISHED, REQUESTS_REJECTED),
     *(FIRST_TOKEN_SECONDS, INTER_TOKEN_SECONDS, TOKEN_SECONDS, END_TO_END_SECONDS),
     *(QUEUE_SECONDS, PREFILL_SECONDS, DECODE_SECONDS, INFERENCE_SECONDS),

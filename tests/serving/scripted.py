@@ -12,6 +12,7 @@ import httpx
 
 from octavo.config.engine import EngineConfig, SchedulingConfig, ServingConfig, TelemetryConfig
 from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.client import EngineClient
 from octavo.engine.threaded import ThreadedEngine
 from octavo.inputs.limits import InputLimits
 from octavo.inputs.processor import InputProcessor
@@ -38,7 +39,7 @@ class RunningServer:
     """A server in a thread. `url` has no trailing slash."""
 
     url: str
-    client: ScriptedClient
+    client: EngineClient
     state: ServerState
     store: MetricsStore
     stop: Callable[[], None]
@@ -63,7 +64,9 @@ def config_of(**serving: object) -> EngineConfig:
     )
 
 
-def run_server(client: ScriptedClient | None = None, config: EngineConfig | None = None) -> RunningServer:
+def run_server(
+    client: EngineClient | None = None, config: EngineConfig | None = None, dev_mode: bool = False
+) -> RunningServer:
     """Start a server on a free port; returns when it answers."""
     client, config = client or ScriptedClient(), config or config_of()
     listener = bind(config.serving)
@@ -90,6 +93,7 @@ def run_server(client: ScriptedClient | None = None, config: EngineConfig | None
             max_body_bytes=1 << 20,
             started=1_700_000_000,
             exporter=PrometheusExporter(store),
+            dev_mode=dev_mode,
         )
         host, port = listener.getsockname()[:2]
         url = f"http://{host}:{port}"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from octavo.engine.client import EngineInfo, EngineStats
+from octavo.engine.client import EngineInfo, EngineStats, Pause
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import FinishReason, SequenceOutput, SequenceTimes, TokenLogprobs
 
@@ -79,6 +79,7 @@ class ScriptedClient:
     max_running: int = 1024
     cancelled: list[str] = field(default_factory=list)
     steps: int = 0
+    paused: bool = False
 
     def __post_init__(self) -> None:
         self.info = EngineInfo(CONTEXT, 100, 16, 64, 512, VOCAB, 0.0)
@@ -150,8 +151,23 @@ class ScriptedClient:
     def stats(self) -> EngineStats:
         running = min(len(self._live), self.max_running)
         return EngineStats(
-            running, len(self._live) - running, running, 100, steps=self.steps, step_seconds=0.01 * self.steps
+            running,
+            len(self._live) - running,
+            running,
+            100,
+            steps=self.steps,
+            step_seconds=0.01 * self.steps,
+            under_way=len(self._live),
+            paused=self.paused,
         )
+
+    def pause(self, how: Pause = "wait") -> None:
+        self.paused = True
+        if how == "abort":
+            self.cancel([stream.request.id for stream in self._live])
+
+    def resume(self) -> None:
+        self.paused = False
 
     def reset_prefix_cache(self) -> bool:
         return not self._live

@@ -18,7 +18,18 @@ from octavo.config.engine import EngineConfig, ModelConfig, TelemetryConfig
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.client import EngineStats
 from octavo.engine.supervisor import EngineSupervisor
-from octavo.engine.transport import TO_ENGINE, TO_FRONTEND, Cancel, Configure, Outputs, SocketDirectory, Submit
+from octavo.engine.transport import (
+    TO_ENGINE,
+    TO_FRONTEND,
+    Cancel,
+    Configure,
+    Outputs,
+    PauseEngine,
+    Refused,
+    ResumeEngine,
+    SocketDirectory,
+    Submit,
+)
 from octavo.errors import EngineDeadError, InternalError, ModelNotFoundError
 from octavo.flow.delta import TextDelta
 from octavo.flow.request import GenerationRequest, Sampling, Stopping
@@ -203,6 +214,8 @@ MESSAGES_TO_ENGINE = [
         )
     ),
     Cancel(("a", "b")),
+    PauseEngine("keep"),
+    ResumeEngine(),
 ]
 MESSAGES_TO_FRONTEND = [
     Outputs(
@@ -218,7 +231,8 @@ MESSAGES_TO_FRONTEND = [
             ),
         ],
         EngineStats(running=1),
-    )
+    ),
+    Refused("id", "OverloadedError", "full", 12.5),
 ]
 
 

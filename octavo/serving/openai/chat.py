@@ -135,7 +135,7 @@ class _Answer:
         async with self._job.stream as stream:
             opened = False
             async for deltas in stream:
-                error = error_in(deltas)
+                error = error_in(deltas, self._job.tally)
                 events = b"" if opened or not deltas else self._opening()
                 opened = opened or bool(deltas)
                 for delta in deltas:

@@ -129,7 +129,7 @@ class _Answer:
         """The answer in events, without the closing one. The first item comes with the first token."""
         async with self._job.stream as stream:
             async for deltas in stream:
-                error = error_in(deltas)
+                error = error_in(deltas, self._job.tally)
                 events = b"".join(map(self._event, deltas))
                 if events:
                     yield events

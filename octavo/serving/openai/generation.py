@@ -4,13 +4,13 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.requests import Request
 
 from octavo.engine.async_engine import RequestStream, now
-from octavo.errors import InternalError
+from octavo.errors import DeadlineExceededError, InternalError, InvalidRequestError, OctavoError
 from octavo.flow.delta import TextDelta
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import FinishReason, TokenLogprobs
@@ -19,12 +19,14 @@ from octavo.serving.limits import check_counts, check_depth, read_body
 from octavo.serving.openai.answers import PromptTokensDetails, Usage
 from octavo.serving.openai.schema import BodyReader, GenerationFields, refuse_unsupported
 from octavo.serving.state import ServerState
+from octavo.serving.tenant import tenant_of
 
 Prompt = str | Sequence[int]
 
 # Longer texts are tokenized in a thread, so that the event loop keeps serving others.
 _LONG_TEXT = 16_384
 _MAX_ID = 128
+_MAX_SECONDS = 1e9
 
 _SAMPLING_FIELDS = (
     *("n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids"),
@@ -142,7 +144,9 @@ async def open_job(
         ]
 
     size = sum(len(prompt) for prompt, _ in prompts)
-    requests = await asyncio.to_thread(prepare) if size > _LONG_TEXT else prepare()
+    prepared = await asyncio.to_thread(prepare) if size > _LONG_TEXT else prepare()
+    tenant, deadlines = tenant_of(request, body.user), read_deadlines(body)
+    requests = [replace(item, tenant=tenant, **deadlines) for item in prepared]
     stream = state.engine.open(*requests)
     return Job(
         id=public,
@@ -156,12 +160,33 @@ async def open_job(
     )
 
 
-def error_in(deltas: list[TextDelta]) -> InternalError | None:
-    """The error of the first stream that failed; it and what follows are taken from the list."""
+def read_deadlines(body: GenerationFields) -> dict[str, float | None]:
+    """The seconds that a request allows until its first token and until its end.
+
+    Raises:
+        InvalidRequestError: one is not a number above 0: a deadline in the past.
+    """
+    given = {"timeout": body.timeout, "ttft_deadline": body.ttft_deadline}
+    for name, seconds in given.items():
+        if seconds is not None and not 0 < seconds <= _MAX_SECONDS:
+            raise InvalidRequestError(f"{name} must be a number of seconds above 0, got {seconds}", name)
+    return given
+
+
+def error_in(deltas: list[TextDelta], tally: Tally) -> OctavoError | None:
+    """The error of the first stream that failed; it and what follows are taken from the list.
+
+    A deadline is an error when it passed before there was any token; else the answer ends there, with what it has.
+    """
+    generated = tally.completion_tokens
     for number, delta in enumerate(deltas):
+        generated += len(delta.token_ids)
         if delta.finish_reason is FinishReason.ERROR:
             del deltas[number:]
             return InternalError(delta.error or "the engine failed on this request")
+        if delta.finish_reason is FinishReason.TIMEOUT and not generated:
+            del deltas[number:]
+            return DeadlineExceededError("the time allowed for this request has passed before its first token")
     return None
 
 
@@ -203,7 +228,7 @@ async def gather(job: Job) -> list[AnswerParts]:
     parts = [AnswerParts() for _ in range(job.n * len(job.requests))]
     async with job.stream as stream:
         async for deltas in stream:
-            if error := error_in(deltas):
+            if error := error_in(deltas, job.tally):
                 raise error
             for delta in deltas:
                 job.tally.add(delta)

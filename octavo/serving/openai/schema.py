@@ -55,6 +55,8 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     user: str | None = None
+    timeout: float | None = None
+    ttft_deadline: float | None = None
     # Asked for elsewhere; refused unless neutral (see `refuse_unsupported`).
     best_of: int | None = None
     use_beam_search: bool | None = None

@@ -1,0 +1,19 @@
+"""Whom a request belongs to when tenants share the machine: the body's `user`, else the key it came with."""
+
+import hashlib
+
+from starlette.requests import Request
+
+_LONGEST = 64  # characters of a name; longer ones are told apart by their hash
+
+
+def tenant_of(request: Request, user: str | None) -> str:
+    """The tenant's name; empty for requests that tell nothing. Keys appear as "key:" and a part of their SHA-256."""
+    if user:
+        return user if len(user) <= _LONGEST else f"user:{_digest(user)}"
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return f"key:{_digest(key.strip())}" if scheme.lower() == "bearer" and key.strip() else ""
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
