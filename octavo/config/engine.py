@@ -62,8 +62,19 @@ class SchedulingConfig:
     max_num_seqs: int | None = option(None, "most sequences in one step")
     max_num_batched_tokens: int | None = option(None, "most tokens in one step")
     enable_chunked_prefill: bool = option(True, "split long prompts over steps")
-    scheduling_policy: Literal["fcfs", "priority"] = option("fcfs", "order of waiting requests")
+    scheduling_policy: Literal["fcfs", "priority", "lpm", "sjf", "fair"] = option(
+        "fcfs",
+        "order of waiting requests: arrival, priority, longest cached prefix, shortest job, or fair between tenants",
+    )
     max_waiting: int = option(4096, "requests that may wait; more are answered 429")
+    max_waiting_tokens: int | None = option(None, "prompt tokens that may wait; more are answered 429")
+    request_timeout: float | None = option(None, "seconds a request may take in all; later ones end with 504")
+    ttft_deadline: float | None = option(None, "seconds until a request's first token; later ones are answered 504")
+    target_itl_ms: float | None = option(None, "milliseconds between two tokens that prompts may not stretch")
+    tenant_weights: tuple[str, ...] = option((), "shares under the policy 'fair'; 1 where none", metavar="TENANT=X")
+    profile: Literal["balanced", "latency", "throughput", "memory"] = option(
+        "balanced", "sets step size, batch, cache and target together, and tells what it set"
+    )
 
 
 @dataclass(frozen=True, slots=True)

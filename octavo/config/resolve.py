@@ -8,19 +8,20 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from octavo.config.engine import EngineConfig
+from octavo.config.engine import CacheConfig, EngineConfig
 from octavo.config.environment import Environment
 from octavo.config.machine import Machine
+from octavo.config.profile import PROFILES, Profile
 from octavo.config.values import format_size, parse_size
 from octavo.errors import ConfigError, UnsupportedError
 
 T = TypeVar("T")
 
 _ASKED = "asked for"
+BY_PROFILE = "profile"  # how the reasons of its choices begin
 # A step's buffers and a prompt chunk's time grow with these; a small machine gets small ones.
 _SMALL_MACHINE_THREADS = 8
 _LOGITS_SHARE = 0.05  # of memory, for the logits of all sequences
-_DEFAULT_CACHE_BYTES = 4 << 30
 FORMAT_OF_DTYPE = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
@@ -58,6 +59,7 @@ class ResolvedModel:
     max_num_batched_tokens: Choice[int]
     weight_cache_dir: Choice[Path | None]
     weight_cache_bytes: Choice[int]
+    target_itl_ms: Choice[float] = Choice(0.0, "no target is asked for")  # 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ def resolve_model(
         max_num_batched_tokens=_max_batched_tokens(config, threads.value, max_num_seqs.value, max_model_len.value),
         weight_cache_dir=_weight_cache_dir(config, environment),
         weight_cache_bytes=Choice(parse_size(config.model.weight_cache_size), "weight_cache_size"),
+        target_itl_ms=_target_itl_ms(config),
     )
 
 
@@ -137,6 +140,26 @@ def resolve_cache(
     return ResolvedCache(
         blocks, Choice(blocks.value * page_bytes, f"{blocks.value} blocks of {format_size(page_bytes)}")
     )
+
+
+def _profile(config: EngineConfig) -> Profile:
+    return PROFILES[config.scheduling.profile]
+
+
+def _by_profile(config: EngineConfig, default: str) -> str:
+    """The reason of a choice that the profile has a part in."""
+    name = config.scheduling.profile
+    return default if name == "balanced" else f"{BY_PROFILE} {name}: {PROFILES[name].aim}"
+
+
+def _target_itl_ms(config: EngineConfig) -> Choice[float]:
+    asked = config.scheduling.target_itl_ms
+    if asked is not None:
+        return Choice(asked, _ASKED)
+    wanted = _profile(config).target_itl_ms
+    if wanted and config.scheduling.enable_chunked_prefill:
+        return Choice(wanted, _by_profile(config, ""))
+    return Choice(0.0, "no target is asked for")
 
 
 def _refuse_what_is_missing(config: EngineConfig) -> None:
@@ -206,11 +229,12 @@ def _max_model_len(config: EngineConfig, facts: ModelFacts) -> Choice[int]:
 def _max_num_seqs(config: EngineConfig, facts: ModelFacts, machine: Machine, threads: int) -> Choice[int]:
     if config.scheduling.max_num_seqs is not None:
         return Choice(config.scheduling.max_num_seqs, _ASKED)
-    wanted = 64 if threads <= _SMALL_MACHINE_THREADS else 256
+    profile = _profile(config)
+    wanted = profile.scaled(64 if threads <= _SMALL_MACHINE_THREADS else 256, profile.sequences)
     affordable = int(machine.memory_total * _LOGITS_SHARE) // (2 * 4 * facts.vocab)  # float32, raw and processed
     if affordable < wanted:
         return Choice(max(1, affordable), f"more would need over 5 % of memory for logits of {facts.vocab} tokens each")
-    return Choice(wanted, f"the default with {threads} threads")
+    return Choice(wanted, _by_profile(config, f"the default with {threads} threads"))
 
 
 def _max_batched_tokens(config: EngineConfig, threads: int, max_num_seqs: int, max_model_len: int) -> Choice[int]:
@@ -226,10 +250,13 @@ def _max_batched_tokens(config: EngineConfig, threads: int, max_num_seqs: int, m
                 f"without chunked prefill max_num_batched_tokens {asked} must reach max_model_len {max_model_len}"
             )
         return Choice(asked, _ASKED)
-    wanted = max(512 if threads <= _SMALL_MACHINE_THREADS else 2048, max_num_seqs)
+    profile = _profile(config)
+    wanted = profile.scaled(512 if threads <= _SMALL_MACHINE_THREADS else 2048, profile.step_tokens)
+    wanted = max(wanted, max_num_seqs)
     if whole and wanted < max_model_len:
         return Choice(max_model_len, "max_model_len, since prompts are not chunked")
-    return Choice(wanted, f"the default with {threads} threads: long prompts delay running ones by one chunk only")
+    default = f"the default with {threads} threads: long prompts delay running ones by one chunk only"
+    return Choice(wanted, _by_profile(config, default))
 
 
 def _weight_cache_dir(config: EngineConfig, environment: Environment) -> Choice[Path | None]:
@@ -248,12 +275,15 @@ def _num_blocks(
     if config.cache.kv_cache_memory_bytes is not None:
         asked = parse_size(config.cache.kv_cache_memory_bytes)
         return Choice(asked // page_bytes, "kv_cache_memory_bytes")
-    share = config.cache.gpu_memory_utilization
+    profile, share = _profile(config), config.cache.gpu_memory_utilization
+    if share == CacheConfig().gpu_memory_utilization:
+        share = profile.cache_share
     affordable = int(memory_available * share) // page_bytes
-    wanted = max(_DEFAULT_CACHE_BYTES // page_bytes, least_blocks)
+    wanted = max(profile.cache_bytes // page_bytes, least_blocks)
     useful = least_blocks * model.max_num_seqs.value
     if affordable < min(wanted, useful):
         return Choice(affordable, f"{share:.0%} of the {format_size(memory_available)} that are free")
     if useful <= wanted:
         return Choice(useful, f"enough for {model.max_num_seqs.value} sequences of full length")
-    return Choice(wanted, f"{format_size(_DEFAULT_CACHE_BYTES)}, or one sequence of full length if that is more")
+    default = f"{format_size(profile.cache_bytes)}, or one sequence of full length if that is more"
+    return Choice(wanted, _by_profile(config, default))

@@ -17,7 +17,15 @@ from octavo.cache.manager import CacheManager, CacheOptions
 from octavo.config.engine import EngineConfig
 from octavo.config.environment import read_environment
 from octavo.config.machine import read_machine
-from octavo.config.resolve import ModelFacts, ResolvedCache, ResolvedConfig, ResolvedModel, resolve_cache, resolve_model
+from octavo.config.resolve import (
+    BY_PROFILE,
+    ModelFacts,
+    ResolvedCache,
+    ResolvedConfig,
+    ResolvedModel,
+    resolve_cache,
+    resolve_model,
+)
 from octavo.config.values import format_size
 from octavo.engine.backends import Backend, open_backend
 from octavo.engine.client import EngineInfo
@@ -35,6 +43,7 @@ from octavo.model.weight_cache import WeightCache
 from octavo.model.weights import LoadedModel, load_decoder
 from octavo.ops.weight import PackedWeight
 from octavo.scheduling.budget import SchedulerLimits
+from octavo.scheduling.fairness import read_weights
 from octavo.scheduling.scheduler import Scheduler
 from octavo.telemetry.log import logger
 
@@ -217,13 +226,19 @@ def _cache_manager(
 
 
 def _limits(config: EngineConfig, resolved: ResolvedConfig) -> SchedulerLimits:
+    scheduling = config.scheduling
     return SchedulerLimits(
         max_num_seqs=resolved.model.max_num_seqs.value,
         max_num_batched_tokens=resolved.model.max_num_batched_tokens.value,
         max_model_len=resolved.model.max_model_len.value,
-        enable_chunked_prefill=config.scheduling.enable_chunked_prefill,
-        policy=config.scheduling.scheduling_policy,
-        max_waiting=config.scheduling.max_waiting,
+        enable_chunked_prefill=scheduling.enable_chunked_prefill,
+        policy=scheduling.scheduling_policy,
+        max_waiting=scheduling.max_waiting,
+        max_waiting_tokens=scheduling.max_waiting_tokens,
+        target_itl=resolved.model.target_itl_ms.value / 1000 or None,
+        request_timeout=scheduling.request_timeout,
+        ttft_deadline=scheduling.ttft_deadline,
+        tenant_weights=read_weights(scheduling.tenant_weights),
     )
 
 
@@ -254,6 +269,8 @@ def _tell(engine: Engine, from_cache: bool) -> None:
         *(model.backend.value, model.isa.value, model.threads.value),
         *(format_size(engine.resolved.cache.cache_bytes.value), engine.resolved.cache.num_blocks.reason),
     )
+    if chosen := [f"{name} {c.value}" for name, c in engine.resolved.choices() if c.reason.startswith(BY_PROFILE)]:
+        log.info("the profile sets %s", ", ".join(chosen))
 
 
 def _matrices(weights: DecoderWeights[Any]) -> list[PackedWeight]:

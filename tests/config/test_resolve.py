@@ -119,3 +119,28 @@ def test_weight_cache() -> None:
         EngineConfig.from_options(weight_cache=False), FACTS, MACHINE, ENVIRONMENT, ("scalar",)
     ).weight_cache_dir
     assert off.value is None
+
+
+@pytest.mark.parametrize("profile", ["latency", "throughput", "memory"])
+def test_a_profile_sets_what_belongs_together_and_says_so(profile: str) -> None:
+    model = resolve(profile=profile)
+    cache = resolve_cache(EngineConfig.from_options(profile=profile), model, PAGE, 128, 256 * GIB)
+    usual = resolve()
+    more = profile == "throughput"
+    assert (model.max_num_seqs.value > usual.max_num_seqs.value) == more
+    assert (model.max_num_batched_tokens.value > usual.max_num_batched_tokens.value) == more
+    assert (model.target_itl_ms.value > 0) == (profile == "latency")
+    said = {name for name, choice in ResolvedConfig(model, cache).choices() if choice.reason.startswith("profile")}
+    assert {"max_num_seqs", "max_num_batched_tokens"} <= said
+    assert ("target_itl_ms" in said) == (profile == "latency")
+
+
+def test_what_is_asked_for_wins_over_the_profile() -> None:
+    asked = {"max_num_seqs": 5, "max_num_batched_tokens": 77, "target_itl_ms": 12.5}
+    model = resolve(profile="latency", **asked)
+    for name, value in asked.items():
+        choice = getattr(model, name)
+        assert (choice.value, choice.reason) == (value, "asked for")
+    assert resolve(profile="latency", enable_chunked_prefill=False).target_itl_ms.value == 0.0
+    assert blocks(memory=2 * GIB, profile="memory") == 409  # a fifth of what is free
+    assert blocks(memory=2 * GIB, profile="memory", gpu_memory_utilization=0.25) == 512
