@@ -1,4 +1,4 @@
-"""The scheduler's test engine with tiers below its cache: contents of fake blocks travel as bytes through real tiers."""
+"""The test engine of the scheduler with tiers: contents of fake blocks travel as bytes through the real ones."""
 
 from dataclasses import replace
 
@@ -7,9 +7,10 @@ import numpy as np
 from octavo.cache.manager import CacheManager, CacheOptions
 from octavo.cache.tier import HostLevel, SlowLevel
 from octavo.cache.tiers import CacheTiers, TierOptions
+from octavo.engine.loop import EngineLoop
 from octavo.execution.tiers.envelope import Envelope
 from octavo.execution.tiers.transfers import TierTransfers
-from octavo.engine.loop import EngineLoop
+from octavo.flow.plan import StepPlan
 from octavo.flow.result import StepResult
 from octavo.scheduling.scheduler import Scheduler
 from tests.fakes import FULL, FakeExecutor
@@ -36,10 +37,13 @@ class FakePages:
 
 
 class TieredExecutor:
-    """A FakeExecutor behind TierTransfers, in the order of `Worker.run_step`."""
+    """A FakeExecutor behind TierTransfers, in the order of `Worker.run_step`.
 
-    def __init__(self, inner, transfers):
-        self.inner, self.transfers = inner, transfers
+    `work` is asked before each step how many things every tier does meanwhile; None: tiers have threads of their own.
+    """
+
+    def __init__(self, inner, transfers, work=None):
+        self.inner, self.transfers, self.work = inner, transfers, work
         self.plans = inner.plans
         self.spilled = self.fetched = 0
 
@@ -59,7 +63,11 @@ class TieredExecutor:
         else:
             self.plans.append(plan)
             result = StepResult(plan.step, ())
-        return _Done(replace(result, tier_events=self.transfers.events(wait=plan.awaits)))
+        if self.work is not None:
+            for one in self.transfers.works.values():
+                for _ in range(self.work()):
+                    one.run_next()
+        return _Done(replace(result, tier_events=self.transfers.events(wait=plan.awaits and self.work is None)))
 
     def close(self):
         self.transfers.close()
@@ -88,7 +96,7 @@ class TieredEngine(Engine):
     Steps take no time by their own account, so that no cost model comes between; a step is a millisecond of the clock.
     """
 
-    def __init__(self, groups=(FULL,), blocks=64, block_size=4, tiers=(), host=4, keeps=True, **limits):
+    def __init__(self, groups=(FULL,), blocks=64, block_size=4, tiers=(), host=4, keeps=True, work=None, **limits):
         super().__init__(groups, blocks, block_size, **limits)
         generation = max((tier.generation for tier in tiers), default=0)
         books = build_tiers(groups, block_size, block_size * 24, tiers, host, keeps, generation)
@@ -98,7 +106,9 @@ class TieredEngine(Engine):
         inner.on_submit = self.check_plan
         pages = FakePages(inner._cells, block_size)
         self.executor = TieredExecutor(
-            inner, TierTransfers(pages, Envelope(FINGERPRINT, pages.page_bytes), host, tiers)
+            inner,
+            TierTransfers(pages, Envelope(FINGERPRINT, pages.page_bytes), host, tiers, threaded=work is None),
+            work,
         )
         self.loop = EngineLoop(self.scheduler, self.executor, lambda: self.now / 1000)
 
@@ -117,9 +127,20 @@ class TieredEngine(Engine):
         assert len(books) + host.free == host._data.shape[0]
 
     def settle(self):
-        """Let tiers finish, and the books hear of it."""
-        self.executor.transfers.settle(5.0)
-        self.cache.tiers.commit(self.executor.transfers.events())
+        """Let tiers finish, and the books hear of it, until neither has anything to say."""
+        transfers, books = self.executor.transfers, self.cache.tiers
+        while True:
+            spills, fetches, orders = books.take()
+            assert not fetches
+            transfers.spill(StepPlan(0, (), spills=spills, orders=orders))
+            if self.executor.work is not None:
+                for one in transfers.works.values():
+                    while one.run_next():
+                        pass
+            transfers.settle(5.0)
+            books.commit(events := transfers.events())
+            if not (spills or orders or events):
+                return
 
     def close(self):
         self.loop.close()

@@ -1,19 +1,18 @@
-"""A tier that fails, loses, spoils and delays what it is given, as chance or a test will have it."""
+"""A tier that fails, loses, spoils, tears and confuses what it is given, as chance will have it."""
 
 import random
-import threading
 from errno import EIO, ENOSPC
 
 from octavo.execution.tiers.interface import TierSizes
 from octavo.execution.tiers.memory import MemoryTier
 
-HARM = ("fail", "full", "lose", "spoil", "tear", "swap", "age", "delay")
+HARM = ("fail", "full", "lose", "spoil", "tear", "swap", "age")
 
 
 class FlakyTier:
     """A MemoryTier whose calls go wrong, each with probability `rate`, in one of the ways of `harm`.
 
-    "delay" holds a call back until `release` is called or a moment has passed; nothing else depends on time.
+    Delays are not its business: see TieredExecutor.work.
     """
 
     def __init__(self, capacity, rate=0.0, seed=0, harm=HARM, name="memory"):
@@ -22,7 +21,6 @@ class FlakyTier:
         self.rate, self.harm = rate, harm
         self.harmed = 0
         self._random = random.Random(seed)
-        self._gate = threading.Event()
 
     @property
     def generation(self):
@@ -47,8 +45,6 @@ class FlakyTier:
             blob[self._random.randrange(len(blob))] ^= 1 << self._random.randrange(8)
         if harm == "tear":
             blob = blob[: self._random.randrange(len(blob))]
-        if harm == "delay":
-            self._gate.wait(0.002)
         self.inner.put(key, blob)
 
     def get(self, key, into):
@@ -64,8 +60,6 @@ class FlakyTier:
             into[self._random.randrange(len(into))] ^= 1 << self._random.randrange(8)
         if harm == "tear":
             return self._random.randrange(length)
-        if harm == "delay":
-            self._gate.wait(0.002)
         return length
 
     def delete(self, key):
@@ -84,10 +78,6 @@ class FlakyTier:
 
     def close(self):
         self.inner.close()
-
-    def release(self):
-        """Nothing is delayed any more."""
-        self._gate.set()
 
     def _chance(self):
         if self._random.random() >= self.rate:

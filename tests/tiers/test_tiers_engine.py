@@ -3,14 +3,11 @@
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from octavo.execution.tiers.memory import MemoryTier
 from octavo.flow.result import FinishReason
 from tests.fakes import FULL, request, window
 from tests.tiers.engine import TieredEngine
-from tests.tiers.flaky import FlakyTier
 
 LAYOUTS = [(FULL,), (FULL, window(6)), (window(5),), (FULL, FULL)]
 
@@ -155,67 +152,3 @@ def test_preempted_sequences_get_their_blocks_back():
         computed[host] = engine.loop.stats().prompt_tokens
         engine.close()
     assert computed[40] <= computed[1]
-
-
-events = st.one_of(
-    st.tuples(st.just("add"), st.integers(0, 5), st.integers(1, 24), st.integers(1, 6), st.sampled_from(["", "s"])),
-    st.tuples(st.just("step"), st.integers(1, 6)),
-    st.tuples(st.just("cancel"), st.integers(0, 30)),
-    st.tuples(st.just("reset")),
-)
-
-
-@settings(max_examples=120, deadline=None, derandomize=True)
-@given(
-    st.sampled_from(LAYOUTS),
-    st.tuples(st.integers(4, 14), st.integers(1, 8), st.booleans()),
-    st.tuples(st.sampled_from([0.0, 0.1, 0.4]), st.sampled_from([0.0, 0.0, 0.1]), st.integers(0, 2**16)),
-    st.lists(events, max_size=30),
-)
-def test_random_loads_over_failing_tiers(groups, sizes, chances, program):
-    """Every request ends and says what it says alone; whatever tiers and steps do, every block returns."""
-    blocks, host, keeps = sizes
-    rate, failing, seed = chances
-    rng = random.Random(seed)
-    tiers = [FlakyTier(6, rate, seed, name="near"), FlakyTier(20, rate, seed + 1, name="far")]
-    engine = TieredEngine(groups, blocks * len(groups), tiers=tiers, host=host, keeps=keeps, max_model_len=32)
-    hit = set()
-
-    def maybe_fail(plan):
-        engine.check_plan(plan)
-        if rng.random() < failing:
-            hit.update(row.sequence for row in plan.rows)
-            raise RuntimeError("the device is gone")
-
-    engine.executor.inner.on_submit = maybe_fail
-    asked = play(engine, program)
-    engine.run()
-    failed = [stream for stream in engine.streams.values() if stream.reason is FinishReason.ERROR]
-    assert len(failed) == len(hit)
-    engine.check_answers([one for one in asked if engine.streams[one.id, 0] not in failed])
-    for tier in tiers:
-        tier.release()
-    engine.settle()
-    engine.check_books()
-    for tier in tiers:
-        assert engine.reading(tier.name).blocks <= tier.capacity
-    engine.close()
-
-
-def play(engine, program):
-    asked, bases = [], prompts(6, 24, seed=2)
-    for event, *arguments in program:
-        if event == "add":
-            which, length, most, salt = arguments
-            one = request(str(len(asked)), bases[which][:length], most, cache_salt=salt)
-            if length + most <= engine.scheduler._longest:
-                asked.append(one)
-                engine.add(one)
-        elif event == "step":
-            for _ in range(arguments[0]):
-                engine.step()
-        elif event == "cancel":
-            engine.loop.cancel([str(arguments[0])])
-        else:
-            engine.loop.reset_prefix_cache()
-    return asked

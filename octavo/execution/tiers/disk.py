@@ -237,14 +237,14 @@ def _write_generation(base: Path, generation: int) -> None:
 
 
 def _write_all(descriptor: int, blob: Bytes) -> None:
-    view = memoryview(blob)
+    view = blob.data
     while len(view):
         view = view[os.write(descriptor, view) :]
 
 
 def _read_all(descriptor: int, into: Bytes) -> None:
     """Raises: TierError: the file became shorter meanwhile."""
-    view = memoryview(into)
+    view = into.data
     while len(view):
         count = os.readv(descriptor, [view])
         if not count:

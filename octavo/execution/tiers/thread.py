@@ -26,28 +26,29 @@ class Outcome:
     seconds: float
 
 
-class TierThread:
-    """Works on one tier. The worker's thread gives orders; outcomes go to `done`, which must take them from here.
+class TierWork:
+    """What one tier has to do, in order: loads before everything else. Thread-safe.
 
     Args:
-        tier: called by this thread only from now on.
-        done: called with every outcome, on this thread.
+        tier: called by `run_next` and `close` only.
+        done: called with every outcome, by `run_next`.
     """
 
     def __init__(self, tier: Tier, envelope: Envelope, done: Callable[[Outcome], None]) -> None:
-        self.name = tier.name
         self._tier = tier
         self._envelope = envelope
         self._generation = tier.generation
         self._done = done
         self._blob = aligned_bytes(envelope.blob_bytes)
-        self._wake = threading.Condition()
+        self._change = threading.Condition()
         self._loads: deque[Callable[[], None]] = deque()
         self._others: deque[Callable[[], None]] = deque()
         self._working = False
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name=f"octavo-tier-{tier.name}", daemon=True)
-        self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """The tier's."""
+        return self._tier.name
 
     def load(self, key: bytes, page: Page, ticket: int) -> None:
         """Read a blob into a page, before anything that is not a load."""
@@ -70,36 +71,42 @@ class TierThread:
 
         self._give(self._others, clear)
 
-    def wait(self, seconds: float) -> bool:
-        """Wait until nothing is left to do, at most so long; false when something is."""
-        with self._wake:
-            return self._wake.wait_for(lambda: not (self._loads or self._others or self._working), seconds)
+    def run_next(self) -> bool:
+        """Do one thing; false when there is none."""
+        with self._change:
+            if not (self._loads or self._others):
+                return False
+            job = self._loads.popleft() if self._loads else self._others.popleft()
+            self._working = True
+        job()
+        with self._change:
+            self._working = False
+            self._change.notify_all()
+        return True
 
-    def close(self, seconds: float) -> None:
-        """Finish what was ordered, at most so long, and end. A call that hangs is left behind."""
-        self.wait(seconds)
-        with self._wake:
-            self._closing = True
-            self._wake.notify_all()
-        self._thread.join(seconds)
+    def wait_for_work(self, ends: Callable[[], bool]) -> None:
+        """Return when there is something to do, or when it `ends`; see `wake`."""
+        with self._change:
+            self._change.wait_for(lambda: self._loads or self._others or ends())
+
+    def wait_until_done(self, seconds: float) -> bool:
+        """Wait until nothing is left to do, at most so long; false when something is."""
+        with self._change:
+            return self._change.wait_for(lambda: not (self._loads or self._others or self._working), seconds)
+
+    def wake(self) -> None:
+        """Whoever waits looks again."""
+        with self._change:
+            self._change.notify_all()
+
+    def close(self) -> None:
+        """Nothing more is to be done."""
+        self._attempt("close", self._tier.close)
 
     def _give(self, queue: deque[Callable[[], None]], job: Callable[[], None]) -> None:
-        with self._wake:
+        with self._change:
             queue.append(job)
-            self._wake.notify_all()
-
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                self._working = False
-                self._wake.notify_all()
-                self._wake.wait_for(lambda: self._loads or self._others or self._closing)
-                if self._closing:
-                    break
-                job = self._loads.popleft() if self._loads else self._others.popleft()
-                self._working = True
-            job()
-        self._attempt("close", self._tier.close)
+            self._change.notify_all()
 
     def _transfer(self, key: bytes, page: Page, ticket: int, loads: bool) -> None:
         began, cause = time.perf_counter(), ""
@@ -128,3 +135,26 @@ class TierThread:
             action()
         except Exception as error:
             logger("tiers").warning("%s: could not %s: %s", self.name, what, error)
+
+
+class TierThread:
+    """Does a tier's work, one thing at a time, until it is closed."""
+
+    def __init__(self, work: TierWork) -> None:
+        self._work = work
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=f"octavo-tier-{work.name}", daemon=True)
+        self._thread.start()
+
+    def close(self, seconds: float) -> None:
+        """Finish what was ordered, at most so long, and end. A call that hangs is left behind."""
+        self._work.wait_until_done(seconds)
+        self._closing = True
+        self._work.wake()
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while not self._closing:
+            if not self._work.run_next():
+                self._work.wait_for_work(lambda: self._closing)
+        self._work.close()

@@ -9,7 +9,7 @@ from octavo.cache.tier import HOST
 from octavo.execution.tiers.envelope import Envelope
 from octavo.execution.tiers.interface import Tier
 from octavo.execution.tiers.pages import DevicePages, HostPages
-from octavo.execution.tiers.thread import Outcome, TierThread
+from octavo.execution.tiers.thread import Outcome, TierThread, TierWork
 from octavo.flow.plan import StepPlan, TierOrder
 from octavo.flow.result import TierEvent
 
@@ -26,13 +26,17 @@ class TierTransfers:
         envelope: seals what leaves host memory.
         pages: of host memory.
         tiers: slower ones; closed by `close`.
+        threaded: each tier has a thread of its own; else whoever made this runs `works`.
     """
 
-    def __init__(self, device: DevicePages, envelope: Envelope, pages: int, tiers: Sequence[Tier]) -> None:
+    def __init__(
+        self, device: DevicePages, envelope: Envelope, pages: int, tiers: Sequence[Tier], threaded: bool = True
+    ) -> None:
         self._device = device
         self._host = HostPages(pages, device.page_bytes)
         self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-        self._threads = {tier.name: TierThread(tier, envelope, self._outcomes.put) for tier in tiers}
+        self.works = {tier.name: TierWork(tier, envelope, self._outcomes.put) for tier in tiers}
+        self._threads = [TierThread(work) for work in self.works.values() if threaded]
         self._events: list[TierEvent] = []
         self._under_way = 0
 
@@ -89,19 +93,19 @@ class TierTransfers:
     def settle(self, seconds: float) -> None:
         """Wait until every tier has done what it was told, at most so long."""
         deadline = time.monotonic() + seconds
-        for thread in self._threads.values():
-            thread.wait(max(0.0, deadline - time.monotonic()))
+        for work in self.works.values():
+            work.wait_until_done(max(0.0, deadline - time.monotonic()))
         self._collect()
 
     def close(self) -> None:
         """Finish what was begun, and end the threads."""
-        for thread in self._threads.values():
+        for thread in self._threads:
             thread.close(_CLOSE_SECONDS)
 
     def _begin(self, order: TierOrder) -> None:
-        thread = self._threads[order.tier]
+        work = self.works[order.tier]
         if order.kind == "drop":
-            thread.delete(order.key)
+            work.delete(order.key)
             return
         loads = order.kind == "load"
         page = self._host.take(order.key) if loads else self._host.find(order.key)
@@ -111,14 +115,14 @@ class TierTransfers:
         self._host.use(page)
         self._under_way += 1
         if loads:
-            thread.load(order.key, page, order.ticket)
+            work.load(order.key, page, order.ticket)
         else:
-            thread.store(order.key, page, order.ticket)
+            work.store(order.key, page, order.ticket)
 
     def _clear(self, generation: int) -> None:
         self._host.clear()
-        for thread in self._threads.values():
-            thread.clear(generation)
+        for work in self.works.values():
+            work.clear(generation)
 
     def _collect(self) -> None:
         while True:
