@@ -3,29 +3,102 @@
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import log2
+from typing import Literal
 
 from octavo.cache.block import BlockId
+from octavo.errors import ConfigError
+
+EvictionName = Literal["lru", "lfu", "priority-frequency"]
+
+# Of `priority_frequency`, in turnovers of the pool (the time in which as many blocks are taken as there are). A block
+# that came back lives longer by this much, however popular it once was: more would keep what is out of fashion.
+_REUSE = 1.0
+# By so much for each doubling of the cost to compute its prefix.
+_COST = 0.1
+# By so much for each step of priority, up to _MOST_URGENT steps.
+_URGENCY = 0.5
+_MOST_URGENT = 4
+# Prefix length at which attention costs about as much as all the rest of a token, in tokens.
+_DOUBLING = 4096
 
 
 @dataclass(slots=True)
 class BlockUse:
     """What is known of a cached block when it is decided which one goes.
 
-    `last` is the tick at which its last reader let go of it, `hits` how often it was reused, `depth` how many blocks
-    stand before it in its chain.
+    Attributes:
+        depth: blocks that stand before it in its chain.
+        last: the clock when its last reader let go of it. The clock counts blocks taken and readers gone.
+        hits: how often it was reused.
+        count: uses of late: each counts half after a turnover of the pool; as of clock `counted`.
+        reach: depth of the deepest block that was used with it: without this one, that one is never found.
+        urgency: of the most urgent request that used it, higher is more urgent.
+        retention: seconds for which it is kept after its last use, whatever else is needed; 0: it is not pinned.
+        used_at: when its last reader let go of it, in seconds.
     """
 
     depth: int
     last: int = 0
     hits: int = 0
+    count: float = 1.0
+    counted: int = 0
+    reach: int = 0
+    urgency: int = 0
+    retention: float = 0.0
+    used_at: float = 0.0
+
+    def aged(self, clock: int, turnover: int) -> float:
+        """`count` by now."""
+        return self.count * 2.0 ** ((self.counted - clock) / turnover)
 
 
-EvictionKey = Callable[[BlockUse], tuple[int, ...]]
+EvictionKey = Callable[[BlockUse], tuple[float, ...]]
 
 
-def lru(use: BlockUse) -> tuple[int, ...]:
+def lru(use: BlockUse) -> tuple[float, ...]:
     """Least recently used first. Of one sequence's blocks the deepest: without its parent a block is never found."""
     return (use.last, -use.depth)
+
+
+def lfu(use: BlockUse) -> tuple[float, ...]:
+    """Least often reused first, for as long as it is cached; the least recently used among equals."""
+    return (use.hits, use.last, -use.depth)
+
+
+def priority_frequency(num_blocks: int, block_size: int) -> EvictionKey:
+    """As lru, but what was reused, takes long to compute or served urgent requests counts as used later than it was.
+
+    The sum is constant while a block is not used, so a heap can hold it, and old popularity is overtaken by the clock
+    (as in GreedyDual-Size, Cao and Irani, 1997; the aged count is LRFU's, Lee et al., 2001). Every part is at least as
+    large for a block as for those behind it in its chain, so a chain is forgotten from its end.
+    """
+    reuse, cost, urgency = _REUSE * num_blocks, _COST * num_blocks, _URGENCY * num_blocks
+    depth = block_size / _DOUBLING
+
+    def key(use: BlockUse) -> tuple[float, ...]:
+        bonus = reuse * min(1.0, log2(max(1.0, use.count))) + cost * log2(1.0 + use.reach * depth)
+        return (use.last + bonus + urgency * max(-_MOST_URGENT, min(_MOST_URGENT, use.urgency)), -use.depth)
+
+    return key
+
+
+def eviction_key(policy: EvictionName | EvictionKey, num_blocks: int, block_size: int) -> EvictionKey:
+    """The key of a policy's name; a key is taken as it is.
+
+    Raises:
+        ConfigError: there is no such policy.
+    """
+    if not isinstance(policy, str):
+        return policy
+    keys: dict[str, EvictionKey] = {
+        "lru": lru,
+        "lfu": lfu,
+        "priority-frequency": priority_frequency(num_blocks, block_size),
+    }
+    if policy not in keys:
+        raise ConfigError(f"there is no cache eviction {policy!r}; there are {', '.join(keys)}")
+    return keys[policy]
 
 
 class EvictionOrder:
@@ -37,7 +110,7 @@ class EvictionOrder:
 
     def __init__(self, key: EvictionKey) -> None:
         self._key = key
-        self._heap: list[tuple[tuple[int, ...], int, BlockId]] = []
+        self._heap: list[tuple[tuple[float, ...], int, BlockId]] = []
         self._stamps: dict[BlockId, int] = {}  # the heap entry that counts
         self._next = 0
 

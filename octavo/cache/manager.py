@@ -1,15 +1,17 @@
 """Gives sequences their cache blocks, shares what may be shared, and forgets the right things first."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from octavo.cache.block import BlockHash, extend_hashes, root_hash
-from octavo.cache.eviction import EvictionKey, lru
+from octavo.cache.block import BlockHash, BlockId, CacheScope, extend_hashes, root_hash
+from octavo.cache.branches import Branches
+from octavo.cache.eviction import BlockUse, EvictionKey, EvictionName, eviction_key
 from octavo.cache.group import KVCacheGroup
+from octavo.cache.history import EvictionHistory
 from octavo.cache.pool import BlockPool
 from octavo.cache.prefix_index import PrefixIndex
-from octavo.cache.table import BlockTable, NewBlocks, PrefixMatch, SequenceBlocks
+from octavo.cache.table import BlockTable, CacheTerms, NewBlocks, PrefixMatch, SequenceBlocks
 from octavo.cache.tier_device import DeviceBlocks
 from octavo.cache.tier_prefix import StagedPrefix
 from octavo.cache.tiers import CacheTiers
@@ -17,6 +19,8 @@ from octavo.errors import ConfigError
 from octavo.flow.plan import BlockCopy
 
 _UNLIMITED = 1 << 60  # tokens
+_MOST_REMEMBERED = 1 << 16  # evicted blocks
+_NO_TERMS = CacheTerms()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +28,15 @@ class CacheOptions:
     """How a cache is laid out.
 
     `fingerprint` names what else changes the numbers in a block: the model's content, the cache's element type.
+    `pin_budget` is the share of the blocks that may be pinned.
     """
 
     num_blocks: int
     block_size: int = 16
     prefix_caching: bool = True
-    eviction: EvictionKey = lru
+    eviction: EvictionName | EvictionKey = "priority-frequency"
     fingerprint: str = ""
+    pin_budget: float = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,9 @@ class CacheStats:
     cached: int  # not referenced, contents kept
     free: int
     evictions: int
+    pinned: int = 0  # of the used and the cached ones
+    pins_refused: int = 0  # blocks there was no budget for
+    pins_broken: int = 0  # blocks that a sequence could not do without
 
 
 class CacheManager:
@@ -71,7 +80,12 @@ class CacheManager:
         self._sliding = tuple(index for index, group in enumerate(groups) if group.window is not None)
         self._fingerprint = options.fingerprint
         self._index = PrefixIndex([group.tail(options.block_size) for group in groups])
-        self._pool = BlockPool(options.num_blocks, options.eviction, self._evict)
+        key = eviction_key(options.eviction, options.num_blocks, options.block_size)
+        budget = int(options.pin_budget * options.num_blocks)
+        self._pool = BlockPool(options.num_blocks, key, self._evict, budget)
+        self._history = EvictionHistory(min(options.num_blocks, _MOST_REMEMBERED))
+        self._branches = Branches()
+        self._taker = ""  # whose room is being made
         self.tiers = tiers
         self._generation = 0
         if tiers is not None:
@@ -79,10 +93,19 @@ class CacheManager:
             self._generation = tiers.generation
         self._copies: list[BlockCopy] = []
 
-    def open(self, salt: str = "") -> SequenceBlocks:
-        """The (empty) blocks of a new sequence. Only sequences of equal `salt` ever share a block."""
+    def open(self, scope: CacheScope | str = "", terms: CacheTerms = _NO_TERMS) -> SequenceBlocks:
+        """The (empty) blocks of a new sequence.
+
+        Args:
+            scope: only sequences of equal scopes ever share a block; a text is the salt.
+        """
         publish_at = self.block_size if self.prefix_caching else _UNLIMITED
-        return SequenceBlocks(tuple(BlockTable() for _ in self._groups), salt, publish_at)
+        scope = CacheScope(scope) if isinstance(scope, str) else scope
+        return SequenceBlocks(tuple(BlockTable() for _ in self._groups), scope, terms, publish_at)
+
+    def advance(self, now: float) -> None:
+        """It is `now`, in seconds: what is kept only for a time may be over."""
+        self._pool.advance(now)
 
     def match_prefix(self, held: SequenceBlocks, token_ids: Sequence[int], limit: int | None = None) -> PrefixMatch:
         """The longest cached prefix that every group can use, in whole blocks.
@@ -139,6 +162,7 @@ class CacheManager:
             ),
             firsts,
             tuple(table.blocks[whole] for table in donor.tables) if started else (),
+            forked=True,
         )
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
@@ -151,16 +175,17 @@ class CacheManager:
         """The most tokens from position `start` on that `reserve` would grant now."""
         if match is not None:
             started = match.tokens % self.block_size
-            return max(0, self._tokens_in(self._pool.available - self._revived(match)) - started)
+            return max(0, self._tokens_in(self._left(held, match)) - started)
         self._slide(held, start)
-        return held.capacity - start + self._tokens_in(self._pool.available)
+        return held.capacity - start + self._tokens_in(self._left(held))
 
     def reserve(
         self, held: SequenceBlocks, start: int, count: int, match: PrefixMatch | None = None
     ) -> NewBlocks | None:
         """Make room for `count` tokens from position `start` on, in all groups or in none.
 
-        Blocks that the windows have slid past go back to the pool first.
+        Blocks that the windows have slid past go back to the pool first. Pinned blocks are taken when nothing else is
+        held by anyone: no pin keeps the last sequence from getting on.
 
         Args:
             match: for a sequence that holds nothing: the cached prefix to take over, `match.tokens == start`.
@@ -173,16 +198,19 @@ class CacheManager:
         pool, groups = self._pool, len(self._groups)
         if match is None:
             self._slide(held, start)
-            needed, length = 0, len(held.tables[0].blocks) if groups else 0
+            length = len(held.tables[0].blocks) if groups else 0
         else:
-            needed, length = self._revived(match), match.tokens // self.block_size
+            length = match.tokens // self.block_size
         grow = -(-(start + count) // self.block_size) - length
-        if needed + grow * groups > pool.available:
+        if grow * groups > self._left(held, match):
             return None
         if held.capacity == 0:
             self._refresh(held)
         if match is not None:
             self._take_over(held, match)
+        if grow * groups > pool.available:
+            pool.yield_pins(grow * groups - pool.available)
+        self._taker = held.terms.owner
         taken = pool.allocate(grow * groups)
         gained: NewBlocks = tuple(tuple(taken[group * grow : (group + 1) * grow]) for group in range(groups))
         for table, blocks in zip(held.tables, gained, strict=True):
@@ -204,11 +232,14 @@ class CacheManager:
             return  # begun before the cache was reset
         for index in range(first, last):
             while len(held.hashes) <= index:
-                extend_hashes(held.hashes, held.root, token_ids, size)
+                extend_hashes(held.hashes, held.root, token_ids, size, held.scope)
             key = held.hashes[index]
             for group, table in enumerate(held.tables):
                 if index >= table.first and self._index.insert(group, key, table.blocks[index]):
-                    self._pool.keep(table.blocks[index], index)
+                    self._keep(held, key, index, table.blocks[index])
+                    if not group:
+                        parent = held.hashes[index - 1] if index else held.root
+                        self._branches.add(parent, key, token_ids[index * size : (index + 1) * size])
 
     def release(self, held: SequenceBlocks, forget: bool = False) -> None:
         """Give back everything. With `forget`, what the sequence published or read is not offered to others again."""
@@ -279,13 +310,16 @@ class CacheManager:
     def forget_device(self) -> None:
         """The device's memory is about to lose its contents; tiers keep theirs. Nothing may be held."""
         self._index.clear()
+        self._branches.clear()
+        self._history.clear()
         self._pool.drop_all()
 
     def stats(self) -> CacheStats:
         """A reading."""
-        pool = self._pool
-        free = pool.available - pool.cached
-        return CacheStats(pool.num_blocks, pool.num_blocks - pool.available, pool.cached, free, pool.evictions)
+        pool, pins = self._pool, self._pool.pins
+        used, cached = pool.referenced, pool.cached
+        free = pool.num_blocks - used - cached
+        return CacheStats(pool.num_blocks, used, cached, free, pool.evictions, len(pins), pins.refused, pins.broken)
 
     def _chain(self, held: SequenceBlocks, token_ids: Sequence[int]) -> Callable[[int], BlockHash]:
         """The hash of a sequence's i-th block; computed when first asked for."""
@@ -294,7 +328,7 @@ class CacheManager:
 
         def key_at(index: int) -> BlockHash:
             while len(hashes) <= index:
-                extend_hashes(hashes, held.root, token_ids, size)
+                extend_hashes(hashes, held.root, token_ids, size, held.scope)
             return hashes[index]
 
         return key_at
@@ -303,20 +337,37 @@ class CacheManager:
         """Hashes made before the last reset do not count any more."""
         if held.generation != self._generation:
             held.generation = self._generation
-            held.root = root_hash(self._fingerprint, str(self.block_size), str(self._generation), held.salt)
+            fields = (self._fingerprint, str(self.block_size), str(self._generation))
+            held.root = root_hash(*fields, held.scope.salt, held.scope.adapter)
             held.hashes.clear()
 
     def _revived(self, match: PrefixMatch) -> int:
         """How many of a match's blocks count as available now but would not when the match is taken over."""
-        references = self._pool.references
-        return sum(
-            references[block] == 0
-            for blocks, first in zip(match.blocks, match.firsts, strict=True)
-            for block in blocks[first:]
-        )
+        return sum(map(self._pool.is_available, _held_by(match)))
+
+    def _left(self, held: SequenceBlocks, match: PrefixMatch | None = None) -> int:
+        """Blocks that a sequence could be given now, when it takes over `match`."""
+        pool, pins = self._pool, self._pool.pins
+        left = pool.available - (0 if match is None else self._revived(match))
+        if pins.resting and pool.referenced == sum(len(table.blocks) - table.first for table in held.tables):
+            left += pins.resting - (0 if match is None else sum(map(pins.is_resting, _held_by(match))))
+        return left
+
+    def _keep(self, held: SequenceBlocks, key: BlockHash, index: int, block: BlockId) -> None:
+        """A block that can be found from now on is treated as its sequence's terms say."""
+        pool, terms = self._pool, held.terms
+        use = BlockUse(index, urgency=terms.urgency)
+        lost = self._history.find(key)
+        if lost is not None:  # so this is one more use of the same contents
+            use.count += lost.aged(pool.clock, pool.num_blocks)
+        if terms.returns:
+            use.count += 1.0
+        pool.keep(block, use)
+        if terms.retention and (index + 1) * self.block_size <= terms.pinned:
+            pool.pin(block, terms.retention)
 
     def _take_over(self, held: SequenceBlocks, match: PrefixMatch) -> None:
-        self._pool.share(chain.from_iterable(b[first:] for b, first in zip(match.blocks, match.firsts, strict=True)))
+        self._pool.share(_held_by(match), reused=not match.forked, urgency=held.terms.urgency)
         for table, blocks, first in zip(held.tables, match.blocks, match.firsts, strict=True):
             table.blocks = list(blocks)
             table.first = first
@@ -332,16 +383,23 @@ class CacheManager:
                 self._pool.release(table.blocks[table.first : first])
                 table.first = first
 
-    def _evict(self, block: int) -> None:
+    def _evict(self, block: BlockId, use: BlockUse) -> None:
         """A cached block is given to someone else."""
+        group, key = self._index.place(block)
         if self.tiers is not None:
-            self.tiers.evicted(block, *self._index.place(block))
+            self.tiers.evicted(block, group, key)
+        self._history.note(key, use, self._pool.now, self._taker)
+        if not group:
+            self._branches.remove(key)
         self._index.remove(block)
 
     def _forget(self, block: int) -> None:
         if block in self._index:
+            group, key = self._index.place(block)
             if self.tiers is not None:
-                self.tiers.forget(*self._index.place(block))
+                self.tiers.forget(group, key)
+            if not group:
+                self._branches.remove(key)
             self._index.remove(block)
             self._pool.drop(block)
 
@@ -349,3 +407,8 @@ class CacheManager:
         """Tokens that `blocks` can hold, when each group needs its own."""
         groups = len(self._groups)
         return blocks // groups * self.block_size if groups else _UNLIMITED
+
+
+def _held_by(match: PrefixMatch) -> Iterator[BlockId]:
+    """The blocks that whoever takes a match over holds."""
+    return chain.from_iterable(blocks[first:] for blocks, first in zip(match.blocks, match.firsts, strict=True))

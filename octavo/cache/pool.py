@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from octavo.cache.block import BlockId
 from octavo.cache.eviction import BlockUse, EvictionKey, EvictionOrder
+from octavo.cache.pins import Pins
 
 
 class BlockPool:
@@ -12,60 +13,102 @@ class BlockPool:
     Args:
         num_blocks: ids are 0 .. num_blocks - 1.
         key: which cached block is evicted first.
-        forget: told of every evicted block, before it is given to someone else.
+        forget: told of every evicted block and its use, before it is given to someone else.
+        pin_budget: most blocks that may be pinned.
     """
 
-    def __init__(self, num_blocks: int, key: EvictionKey, forget: Callable[[BlockId], None]) -> None:
+    def __init__(
+        self, num_blocks: int, key: EvictionKey, forget: Callable[[BlockId, BlockUse], None], pin_budget: int = 0
+    ) -> None:
         self.num_blocks = num_blocks
         self.evictions = 0
+        self.now = 0.0  # seconds; see `advance`
+        self.clock = 0  # blocks taken and readers gone
+        self.pins = Pins(pin_budget)
         self.references = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the block freed last is warm in the CPU's cache
         self._uses: dict[BlockId, BlockUse] = {}  # of every block with cached contents, referenced or not
         self._order = EvictionOrder(key)
         self._forget = forget
-        self._tick = 0
 
     @property
     def available(self) -> int:
-        """Blocks that could be allocated now."""
+        """Blocks that could be allocated now. Pinned ones are not among them."""
         return len(self._free) + len(self._order)
 
     @property
     def cached(self) -> int:
         """Unreferenced blocks with cached contents."""
-        return len(self._order)
+        return len(self._order) + self.pins.resting
+
+    @property
+    def referenced(self) -> int:
+        """Blocks with readers."""
+        return self.num_blocks - len(self._free) - len(self._order) - self.pins.resting
+
+    def is_available(self, block: BlockId) -> bool:
+        """The block counts among those that are."""
+        return self.references[block] == 0 and not self.pins.is_resting(block)
+
+    def advance(self, now: float) -> None:
+        """It is `now` (seconds, never less than before): pins whose time is over become usual cached blocks."""
+        self.now = now
+        while (block := self.pins.due(now)) is not None:
+            self._unpin(block)
+
+    def yield_pins(self, count: int) -> None:
+        """Make `count` <= `pins.resting` more blocks available, those first whose time is over first."""
+        for _ in range(count):
+            self._unpin(self.pins.soonest())
 
     def allocate(self, count: int) -> list[BlockId]:
         """Take `count` <= `available` blocks, one reference each; free ones first, then the least worth keeping."""
+        self.clock += count
         free = self._free
         taken = free[len(free) - count :] if count <= len(free) else free[:]
         del free[len(free) - len(taken) :]
         for _ in range(count - len(taken)):
             block = self._order.pop()
-            del self._uses[block]
-            self._forget(block)
+            self._forget(block, self._uses.pop(block))
             self.evictions += 1
             taken.append(block)
         for block in taken:
             self.references[block] = 1
         return taken
 
-    def share(self, blocks: Iterable[BlockId]) -> None:
-        """One more reader for each of these blocks; they are cached or have readers."""
-        references, uses = self.references, self._uses
+    def share(self, blocks: Iterable[BlockId], reused: bool = True, urgency: int | None = None) -> None:
+        """One more reader for each of these blocks; they are cached or have readers.
+
+        Args:
+            reused: it counts as a use; else more readers of one use.
+            urgency: of the reader.
+        """
+        references, uses, pins = self.references, self._uses, self.pins
         for block in blocks:
             if references[block] == 0:
-                self._order.remove(block)
+                if pins.is_resting(block):
+                    pins.wake(block)
+                else:
+                    self._order.remove(block)
             references[block] += 1
             use = uses.get(block)
-            if use is not None:
+            if use is not None and reused:
                 use.hits += 1
+                use.count = 1.0 + use.aged(self.clock, self.num_blocks)
+                use.counted = self.clock
+                if urgency is not None and urgency > use.urgency:
+                    use.urgency = urgency
 
     def release(self, blocks: Sequence[BlockId]) -> None:
-        """One reader less for each; a block without readers is cached when it was kept, else free."""
-        self._tick += 1
+        """One reader less for each; a block without readers is cached when it was kept, else free.
+
+        Args:
+            blocks: in the order of their sequence.
+        """
+        self.clock += 1
         references = self.references
-        for block in blocks:
+        last = len(blocks) - 1
+        for position, block in enumerate(blocks):
             left = references[block] - 1
             references[block] = left
             if left == 0:
@@ -73,12 +116,19 @@ class BlockPool:
                 if use is None:
                     self._free.append(block)
                 else:
-                    use.last = self._tick
-                    self._order.add(block, use)
+                    self._put_away(block, use, use.depth + last - position)
 
-    def keep(self, block: BlockId, depth: int) -> None:
-        """The block's contents can be found now; `depth` blocks stand before it in its chain."""
-        self._uses[block] = BlockUse(depth)
+    def keep(self, block: BlockId, use: BlockUse) -> None:
+        """The block's contents can be found now. The block is read."""
+        use.counted = self.clock
+        self._uses[block] = use
+
+    def pin(self, block: BlockId, seconds: float) -> bool:
+        """Keep a block's contents for `seconds` after its last use; false when no more may be pinned.
+
+        The block is read, and its contents can be found.
+        """
+        return self.pins.grant(self._uses[block], seconds)
 
     def depths(self) -> dict[BlockId, int]:
         """How many blocks stand before each block with cached contents, in its chain."""
@@ -86,12 +136,32 @@ class BlockPool:
 
     def drop(self, block: BlockId) -> None:
         """The block's contents cannot be found any more."""
-        del self._uses[block]
+        use = self._uses.pop(block)
+        resting = self.pins.is_resting(block)
+        if use.retention:
+            self.pins.drop(block, use)
         if self.references[block] == 0:
-            self._order.remove(block)
+            if not resting:
+                self._order.remove(block)
             self._free.append(block)
 
     def drop_all(self) -> None:
         """No contents can be found any more."""
         self._uses.clear()
         self._free.extend(self._order.clear())
+        self._free.extend(self.pins.clear())
+
+    def _put_away(self, block: BlockId, use: BlockUse, reach: int) -> None:
+        """A block with cached contents lost its last reader."""
+        use.last = self.clock
+        use.used_at = self.now
+        use.reach = max(use.reach, reach)
+        if use.retention:
+            self.pins.rest(block, use, self.now)
+        else:
+            self._order.add(block, use)
+
+    def _unpin(self, block: BlockId) -> None:
+        use = self._uses[block]
+        self.pins.drop(block, use)
+        self._order.add(block, use)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from octavo.cache.block import BlockHash, BlockId
+from octavo.cache.block import BlockHash, BlockId, CacheScope
 
 NewBlocks = tuple[tuple[BlockId, ...], ...]  # per group
 
@@ -27,6 +27,24 @@ class BlockTable:
         self.first = 0
 
 
+@dataclass(frozen=True, slots=True)
+class CacheTerms:
+    """How a sequence's blocks are treated while they are cached.
+
+    Attributes:
+        owner: names the sequence's request where others ask what became of their blocks.
+        urgency: higher is more urgent.
+        returns: its prefix is known to come again.
+        retention: seconds for which the first `pinned` tokens shall stay after their last use.
+    """
+
+    owner: str = ""
+    urgency: int = 0
+    returns: bool = False
+    retention: float = 0.0
+    pinned: int = 0
+
+
 @dataclass(slots=True)
 class SequenceBlocks:
     """What the cache knows of one sequence. All tables have the same length. Written by the CacheManager only.
@@ -36,7 +54,8 @@ class SequenceBlocks:
     """
 
     tables: tuple[BlockTable, ...]
-    salt: str
+    scope: CacheScope
+    terms: CacheTerms
     publish_at: int  # tokens that must be computed before another full block can be published
     capacity: int = 0  # tokens that the tables have room for
     generation: int = -1  # of the prefix cache that `hashes` belong to
@@ -57,3 +76,4 @@ class PrefixMatch:
     blocks: NewBlocks
     firsts: tuple[int, ...]
     tails: tuple[BlockId, ...] = ()
+    forked: bool = False  # the blocks are those of a sequence that lives

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from octavo.cache.block import BlockHash, BlockId
+from octavo.cache.eviction import BlockUse
 from octavo.cache.pool import BlockPool
 from octavo.cache.prefix_index import PrefixIndex
 
@@ -25,7 +26,7 @@ class DeviceBlocks:
 
     def idle(self, blocks: Iterable[BlockId]) -> int:
         """How many of these cached blocks count as available."""
-        return sum(self._pool.references[block] == 0 for block in blocks)
+        return sum(map(self._pool.is_available, blocks))
 
     def take(self) -> BlockId:
         """A block for contents that come back; `available` must not be 0."""
@@ -34,7 +35,7 @@ class DeviceBlocks:
     def adopt(self, group: int, key: BlockHash, block: BlockId, depth: int) -> None:
         """The contents are there: the block becomes a cached one, unless another holds the same already."""
         if self._index.insert(group, key, block):
-            self._pool.keep(block, depth)
+            self._pool.keep(block, BlockUse(depth))
         self._pool.release([block])
 
     def give_back(self, block: BlockId) -> None:
@@ -43,7 +44,7 @@ class DeviceBlocks:
 
     def touch(self, blocks: list[BlockId]) -> None:
         """These will be used soon: others are to go before them."""
-        self._pool.share(blocks)
+        self._pool.share(blocks, reused=False)
         self._pool.release(blocks)
 
     def published(self) -> list[tuple[BlockId, int, BlockHash]]:

@@ -22,7 +22,13 @@ def check_blocks(cache: CacheManager, sequences: Iterable[SequenceBlocks]) -> No
                 readers[block] += 1
                 assert places.setdefault(block, (group, entry)) == (group, entry), "a block has two meanings"
     assert pool.references == [readers[block] for block in range(pool.num_blocks)]
-    free, cached = pool._free, set(pool._order._stamps)
+    free, evictable, resting = pool._free, set(pool._order._stamps), set(pool.pins._until)
+    assert evictable.isdisjoint(resting)
+    cached = evictable | resting
+    pinned = {block for block, use in pool._uses.items() if use.retention}
+    assert len(pool.pins) == len(pinned) <= pool.pins.budget
+    assert resting <= pinned <= resting | set(readers)
+    assert pool.available == len(free) + len(evictable)
     assert len(free) == len(set(free))
     assert set(free).isdisjoint(readers)
     assert cached.isdisjoint(readers)
@@ -33,5 +39,11 @@ def check_blocks(cache: CacheManager, sequences: Iterable[SequenceBlocks]) -> No
     assert set(pool._uses) <= cached | set(readers)
     found = {block: (group, key) for group, blocks in enumerate(index._blocks) for key, block in blocks.items()}
     assert found == index._places
+    # What follows what is known of the first group's blocks, and of no others.
+    hashes = {key for group, key in found.values() if group == 0}
+    assert set(cache._branches._blocks) <= hashes
+    assert cache.tiers is not None or set(cache._branches._blocks) == hashes
+    assert len(cache._history) <= pool.num_blocks
     stats = cache.stats()
     assert (stats.used, stats.cached, stats.free) == (len(readers), len(cached), len(free))
+    assert stats.pinned == len(pinned)

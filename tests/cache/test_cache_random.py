@@ -90,7 +90,7 @@ class CacheMachine(RuleBasedStateMachine):
                 assert readers == 1, "a block that others read is written"
                 epoch = self.epochs[id(sequence)]
                 prefix = tuple(sequence.tokens[: position + 1])
-                self.contents[block] = (group, entry, sequence.held.salt, epoch, prefix)
+                self.contents[block] = (group, entry, sequence.held.scope.salt, epoch, prefix)
         for position in range(sequence.computed, end):
             self.check_reads(sequence, position)
         sequence.computed = end
@@ -102,7 +102,7 @@ class CacheMachine(RuleBasedStateMachine):
             for read in visible(kind, position):
                 entry = read // SIZE
                 written = self.contents[sequence.held.tables[group].blocks[entry]]
-                assert written[:3] == (group, entry, sequence.held.salt)
+                assert written[:3] == (group, entry, sequence.held.scope.salt)
                 assert written[4][: read + 1] == tuple(sequence.tokens[: read + 1])
 
     def longest(self, tokens: list[int], salt: str) -> int:

@@ -1,0 +1,55 @@
+"""What is remembered of blocks that were forgotten: how often they were used, and who needed their room."""
+
+from dataclasses import dataclass
+
+from octavo.cache.block import BlockHash
+from octavo.cache.eviction import BlockUse
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """How a block was lost. Times in seconds; `by` names the request that needed the room."""
+
+    at: float
+    idle: float  # how long nobody had used it
+    by: str
+    count: float  # BlockUse.count as of `clock`
+    clock: int
+
+    def aged(self, clock: int, turnover: int) -> float:
+        """`count` by then; see BlockUse."""
+        return self.count * 2.0 ** ((self.clock - clock) / turnover)
+
+
+class EvictionHistory:
+    """The last evictions by hash, oldest forgotten first. Mutable; the CacheManager owns it.
+
+    Contents that come back after they were evicted have been used before: that is how a pool too small for a load
+    still tells them from contents that come once.
+
+    Args:
+        limit: most entries.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._entries: dict[BlockHash, Eviction] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def note(self, key: BlockHash, use: BlockUse, now: float, by: str) -> None:
+        """A block was evicted."""
+        entries = self._entries
+        entries.pop(key, None)
+        if len(entries) >= self._limit:
+            del entries[next(iter(entries))]
+        entries[key] = Eviction(now, now - use.used_at, by, use.count, use.counted)
+
+    def find(self, key: BlockHash) -> Eviction | None:
+        """How a block was lost, if it is known."""
+        return self._entries.get(key)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
