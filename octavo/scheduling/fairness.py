@@ -42,7 +42,8 @@ class FairQueue:
         self._weights = dict(weights)
         self._accounts: dict[str, Account] = {}
         self._heap: list[tuple[float, str]] = []  # tenants with waiting sequences; the counter may be out of date
-        self._floor = 0.0  # where those who come now begin
+        self._floor = 0.0  # what the least served of those who waited had
+        self._last: Account | None = None  # who left when nobody else waited
         self._live = 0
 
     def __len__(self) -> int:
@@ -65,8 +66,8 @@ class FairQueue:
         """Add a sequence that is not in the queue."""
         account = self._account(sequence.request.tenant)
         if not len(account.waiting):
-            head = self._least()
-            account.served = max(account.served, self._floor if head is None else head.served)
+            least = self._least() or self._last
+            account.served = max(account.served, self._floor if least is None else least.served)
             if not account.listed:
                 account.listed = True
                 heapq.heappush(self._heap, (account.served, account.name))
@@ -79,7 +80,7 @@ class FairQueue:
         account.waiting.remove(sequence)
         self._live -= 1
         if not self._live:
-            self._floor = max(self._floor, account.served)
+            self._last = account
 
     def first(self) -> SequenceState | None:
         """Whose turn it is."""

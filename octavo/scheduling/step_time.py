@@ -9,7 +9,7 @@ from octavo.flow.plan import PlannedRow
 # Brings the four features to the order of one, so that the estimate is well conditioned.
 _SCALES = (1.0, 1.0 / 64, 1.0 / 16, 1.0 / 65536)
 _SIZE = len(_SCALES)
-_FORGET = 0.995  # a step counts half after about 140 others
+_FORGET = 0.99  # a step counts half after about 70 others
 _WARM_UP = 8  # steps after which an outlier can be told from ignorance
 _UNSURE = 100.0  # the first covariance: a few steps outweigh the first guess
 _MOST_UNSURE = 1e4  # forgetting without news must not make it sure of nothing
@@ -45,7 +45,7 @@ def pairs_of(start: int, count: int) -> int:
 class StepTimeModel:
     """seconds = fixed + a * tokens + b * rows + c * pairs. Mutable; the Scheduler owns it.
 
-    Recursive least squares with exponential forgetting (Ljung, System Identification, 2nd ed., section 11.2): about ten
+    Recursive least squares with exponential forgetting (Ljung, System Identification, 2nd ed., section 11.2): tens of
     microseconds a step. Steps far off the estimate (a page fault, another process) count for no more than usual errors.
 
     Args:
@@ -94,10 +94,11 @@ class StepTimeModel:
         x = _features(load)
         gain = [sum(p * v for p, v in zip(row, x, strict=True)) for row in self._covariance]
         scale = _FORGET + sum(v * g for v, g in zip(x, gain, strict=True))
-        error = seconds - sum(w * v for w, v in zip(self._weights, x, strict=True))
+        expected = sum(w * v for w, v in zip(self._weights, x, strict=True))
+        error = seconds - expected
         self.steps += 1
         if self.steps > _WARM_UP:
-            bound = 4 * self.spread + 0.05 * seconds
+            bound = 4 * self.spread + 0.05 * abs(expected)
             error = min(bound, max(-bound, error))
             self._variance += 0.05 * (error * error - self._variance)
         self._weights = [w + g * error / scale for w, g in zip(self._weights, gain, strict=True)]

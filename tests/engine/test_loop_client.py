@@ -60,6 +60,41 @@ def test_cancel_ends_every_stream_and_ignores_the_unknown(client):
     assert all(end.times is not None for end in ends)
 
 
+def test_pause_and_resume(client):
+    client.submit(request("a", [1, 2, 3], 3))
+    client.receive(0.0)
+    client.pause("abort")
+    assert [output.finish_reason for output in drain(client)] == [FinishReason.ABORT]
+    assert client.stats().paused
+    assert client.stats().under_way == 0
+    client.resume()
+    assert not client.stats().paused
+    client.submit(request("b", [1, 2, 3], 3))
+    assert drain(client)[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_a_paused_engine_gives_the_caller_back_control():
+    client = local()
+    client.pause()
+    client.submit(request("a", [1, 2, 3], 3))
+    assert client.receive() == []
+    assert client.drain() == []
+    client.resume()
+    assert drain(client)[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_drain_brings_what_was_begun_to_its_end():
+    client = local()
+    for number in range(6):
+        client.submit(request(str(number), [number], 3))
+    client.receive(0.0)
+    ends = [output.request_id for output in client.drain() if output.finish_reason]
+    assert sorted(ends) == ["0", "1", "2", "3"]
+    assert client.drain(0.0) == []
+    client.resume()
+    assert {output.request_id for output in drain(client)} == {"4", "5"}
+
+
 def test_reset_and_close(client):
     assert client.reset_prefix_cache()
     client.close()
