@@ -1,0 +1,117 @@
+"""Writes the tables of docs/accuracy.md: `python -m tests.golden.accuracy`. Takes a few minutes.
+
+The oracle's side comes from the golden files, Octavo's is measured now, on the best native library of this machine.
+"""
+
+import re
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from octavo.kernels.cpu.library import load_library
+from octavo.quantization.format import FORMATS as STORAGE
+from tests.families.real import gemma3_path, smollm2_path
+from tests.golden.cases import PROMPTS, STEPS, page_ids, read_bf16_errors, read_golden
+from tests.golden.octavo_model import continue_prompts, judge_texts, open_llm, perplexity
+from tests.golden.oracle import save_bf16
+from tests.golden.requantize import FORMATS, Requantizer, read_perplexities
+
+PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
+_NAMES = {"smollm2": "SmolLM2-135M-Instruct", "gemma3": "Gemma 3 270M"}
+_RUNS = (
+    ("quantized", "float32", "as in the file"),
+    ("quantized", "auto", "as in the file"),
+    ("bf16", "auto", "rounded to bf16"),
+)
+
+
+def answers_table(directory):
+    """How near the log-probabilities after each prompt are, and how many greedy tokens agree."""
+    rows = [
+        ("model", "weights", "cache", "greedy tokens equal", "largest difference", "RMS", "transformers in bf16, RMS")
+    ]
+    for name in PROMPTS:
+        path = smollm2_path() if name == "smollm2" else gemma3_path(directory)
+        bf16 = save_bf16(name, path, directory / f"{name}-bf16")
+        for weights, cache, words in _RUNS:
+            golden = read_golden(name, weights)
+            options = {"skip_tokenizer_init": True, "kv_cache_dtype": cache}
+            with open_llm(bf16 if weights == "bf16" else path, **options) as llm:
+                cache = llm.llm_engine.engine.resolved.model.kv_cache_dtype.value
+                errors, equal = measure(llm, golden.values())
+            theirs = f"{read_bf16_errors()[name]:.3f}" if weights == "bf16" else ""
+            counts = ", ".join(str(count) for count in equal)
+            rms = np.sqrt(np.square(errors).mean())
+            rows.append((_NAMES[name], words, cache, counts, f"{np.abs(errors).max():.1g}", f"{rms:.1g}", theirs))
+    return rows
+
+
+def measure(llm, golden):
+    """Differences of log-probabilities [steps, TOP] over all prompts, and the greedy steps that agree in each."""
+    golden = list(golden)
+    errors = []
+    for entry, steps in zip(golden, judge_texts(llm, [entry.prompt + entry.tokens for entry in golden]), strict=True):
+        for ids, logprobs, step in zip(entry.top_ids, entry.top_logprobs, steps[-STEPS:], strict=True):
+            errors.append([step[token] - logprob for token, logprob in zip(ids, logprobs, strict=True)])
+    equal = []
+    for entry, (tokens, _) in zip(golden, continue_prompts(llm, [entry.prompt for entry in golden]), strict=True):
+        unlike = [step for step in range(STEPS) if tokens[step] != entry.tokens[step]]
+        equal.append(unlike[0] if unlike else STEPS)
+    return np.array(errors), equal
+
+
+def perplexity_table(directory):
+    """SmolLM2 in every weight format."""
+    wanted = read_perplexities()
+    rows = [("format", "bits a weight", "transformers", "Octavo", "difference", "over f32")]
+    requantizer, ids = Requantizer(smollm2_path()), page_ids(smollm2_path())
+    for format in FORMATS:
+        path = requantizer.write(format, directory / "smollm2.gguf")
+        with open_llm(path, skip_tokenizer_init=True) as llm:
+            found = perplexity(llm, ids)
+        rows.append((format, f"{STORAGE[format].bits_per_weight:g}", *_compared(found, wanted[format], wanted["f32"])))
+    return rows
+
+
+def files_table(directory):
+    """Both models as their files are."""
+    rows = [("model", "transformers", "Octavo", "difference")]
+    for name in PROMPTS:
+        path = smollm2_path() if name == "smollm2" else gemma3_path(directory)
+        with open_llm(path) as llm:
+            found = perplexity(llm, page_ids(path))
+        rows.append((_NAMES[name], *_compared(found, read_perplexities()[name], 1.0)[:3]))
+    return rows
+
+
+def _compared(found, wanted, exact):
+    return (
+        f"{wanted:.3f}",
+        f"{found:.3f}",
+        f"{100 * (found / wanted - 1):+.3f} %",
+        f"{100 * (found / exact - 1):+.1f} %",
+    )
+
+
+def markdown(rows):
+    """A table; the first row is its head."""
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def replaced(text, name, table):
+    """The page with one table between its marks replaced."""
+    pattern = re.compile(f"(<!-- {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
+    assert pattern.search(text), f"no place for {name}"
+    return pattern.sub(lambda marks: marks.group(1) + table + marks.group(2), text)
+
+
+if __name__ == "__main__":
+    page = PAGE.read_text()
+    page = replaced(page, "machine", f"Measured with the native library for {load_library().isa}.")
+    with tempfile.TemporaryDirectory() as made:
+        for name, make in (("answers", answers_table), ("files", files_table), ("formats", perplexity_table)):
+            page = replaced(page, name, markdown(make(Path(made))))
+            print(name)
+    PAGE.write_text(page)
