@@ -35,12 +35,13 @@ _ONE_RANK = "has no effect with one rank"
 
 FOREIGN: dict[str, Foreign] = {
     # Nothing has to be done.
-    "swap_space": _accepted("has no effect: preempted sequences are computed again, nothing is swapped", 0),
+    "swap_space": _accepted("has no effect: kv_host keeps blocks of preempted sequences, else they are recomputed", 0),
     "disable_custom_all_reduce": _accepted(_ONE_RANK),
     "distributed_executor_backend": _accepted(_ONE_RANK, "mp", "uni"),
     "max_seq_len_to_capture": _accepted(_NO_CAPTURE),
     "compilation_config": _accepted(_NO_CAPTURE, 0, {}),
     "cudagraph_capture_sizes": _accepted(_NO_CAPTURE),
+    "enforce_eager": _accepted(_NO_CAPTURE),
     "async_scheduling": _accepted("has no effect on a CPU: there is no idle device to hide planning behind", True),
     "disable_log_requests": _accepted("has no effect: requests are not logged", True),
     "use_v2_block_manager": _accepted("has no effect: there is one block manager", True),
@@ -56,6 +57,7 @@ FOREIGN: dict[str, Foreign] = {
     # Values of these that mean "the usual" pass.
     "tokenizer_mode": _refused("can only be 'auto'", "auto", "hf"),
     "load_format": _refused("can only be 'auto': safetensors and GGUF are recognised", "auto", "safetensors", "gguf"),
+    "quantization": _refused("is read from the checkpoint, which may be a GGUF file; leave it out", "auto", "gguf"),
     "model_impl": _refused("can only be 'auto': Octavo has one implementation of a model", "auto", "vllm"),
     "runner": _refused("can only be 'generate': pooling models are not supported yet", "auto", "generate"),
     "task": _refused("can only be 'generate': pooling models are not supported yet", "auto", "generate"),
@@ -77,7 +79,6 @@ FOREIGN: dict[str, Foreign] = {
     "structured_outputs_config": _refused(f"(grammars) {_NOT_YET}", {}),
     "logits_processors": _refused("is not supported: callables would leave the native step", [], ()),
     "kv_transfer_config": _refused(_NOT_YET),
-    "enable_sleep_mode": _refused(_NOT_YET),
     "enable_expert_parallel": _refused(_NOT_YET),
     "ssl_keyfile": _refused("is not supported: put a TLS proxy in front"),
     "ssl_certfile": _refused("is not supported: put a TLS proxy in front"),

@@ -6,15 +6,35 @@ it into a value with a reason. Fields are the only list: `config/cli.py` makes f
 
 import difflib
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from octavo.config.values import coerce
 from octavo.errors import ConfigError
 
+_WHOLE = 1 << 31  # more than any count that makes sense
+_LONGEST = 1e9  # seconds
 
-def option(default: object, help: str, *, flags: tuple[str, ...] = (), metavar: str | None = None) -> Any:
-    """A dataclass field with a help line and extra flag spellings (`flags`, e.g. ("-tp",))."""
-    return field(default=default, metadata={"help": help, "flags": flags, "metavar": metavar})
+
+def option(
+    default: object,
+    help: str,
+    *,
+    within: tuple[float, float] | None = None,
+    flags: tuple[str, ...] = (),
+    metavar: str | None = None,
+) -> Any:
+    """A dataclass field with a help line.
+
+    Args:
+        within: least and largest number it may be.
+        flags: extra spellings, e.g. ("-tp",).
+    """
+    return field(default=default, metadata={"help": help, "within": within, "flags": flags, "metavar": metavar})
+
+
+def size(default: str | None, help: str) -> Any:
+    """A field whose text is a number of bytes; a wrong one is refused at once."""
+    return field(default=default, metadata={"help": help, "size": True, "flags": (), "metavar": "SIZE"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +51,16 @@ class ModelConfig:
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = option(
         "auto", "type of unquantized weights: auto keeps the file's"
     )
-    quantization: str | None = option(None, "quantization format of the checkpoint (default: read from it)")
-    max_model_len: int | None = option(None, "longest prompt plus output, in tokens; 4k and 1M are understood")
-    seed: int = option(0, "seed of requests that bring none")
+    max_model_len: int | None = option(
+        None, "longest prompt plus output, in tokens; 4k and 1M are understood", within=(1, 1 << 30)
+    )
+    seed: int = option(0, "seed of requests that bring none", within=(-(1 << 63), (1 << 64) - 1))
     generation_config: str = option("auto", "'auto': the model's defaults; 'vllm': neutral defaults; or a directory")
     chat_template: str | None = option(None, "Jinja chat template: a file or the text itself")
     skip_tokenizer_init: bool = option(False, "serve token ids only")
     weight_cache: bool = option(True, "keep packed weights on disk for a fast start")
     weight_cache_dir: str | None = option(None, "where packed weights are kept")
-    weight_cache_size: str = option("8GiB", "most bytes the packed-weight cache may hold")
+    weight_cache_size: str = size("8GiB", "most bytes the packed-weight cache may hold")
     trust_remote_code: bool = option(False, "refused when set: Octavo never runs code from a checkpoint")
 
 
@@ -47,30 +68,47 @@ class ModelConfig:
 class CacheConfig:
     """The paged KV cache."""
 
-    block_size: int = option(16, "tokens a cache block holds: 16 or 32")
+    block_size: Literal[16, 32] = option(16, "tokens a cache block holds")
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = option("auto", "type of cached keys and values")
-    kv_cache_memory_bytes: str | None = option(None, "size of the KV cache, e.g. 2GiB (default: from what is free)")
-    gpu_memory_utilization: float = option(0.5, "share of free memory the KV cache may take when no size is given")
-    num_gpu_blocks_override: int | None = option(None, "number of cache blocks, whatever the memory")
+    kv_cache_memory_bytes: str | None = size(None, "size of the KV cache, e.g. 2GiB (default: from what is free)")
+    gpu_memory_utilization: float = option(
+        0.5, "share of free memory the KV cache may take when no size is given", within=(0.01, 1.0)
+    )
+    num_gpu_blocks_override: int | None = option(
+        None, "number of cache blocks, whatever the memory", within=(1, _WHOLE)
+    )
     enable_prefix_caching: bool = option(True, "reuse cached blocks of equal prefixes")
+    kv_host: str | None = size(None, "host memory for blocks that the KV cache has no room for, e.g. 2GiB")
+    kv_disk: str | None = size(None, "disk space for such blocks, e.g. 4GiB; they outlive a restart")
+    kv_disk_path: str | None = option(
+        None, "directory of kv_disk, for one engine at a time (default: kv in the cache directory)", metavar="DIR"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingConfig:
     """Who computes when."""
 
-    max_num_seqs: int | None = option(None, "most sequences in one step")
-    max_num_batched_tokens: int | None = option(None, "most tokens in one step")
+    max_num_seqs: int | None = option(None, "most sequences in one step", within=(1, 65536))
+    max_num_batched_tokens: int | None = option(None, "most tokens in one step", within=(1, 1 << 24))
     enable_chunked_prefill: bool = option(True, "split long prompts over steps")
     scheduling_policy: Literal["fcfs", "priority", "lpm", "sjf", "fair"] = option(
         "fcfs",
         "order of waiting requests: arrival, priority, longest cached prefix, shortest job, or fair between tenants",
     )
-    max_waiting: int = option(4096, "requests that may wait; more are answered 429")
-    max_waiting_tokens: int | None = option(None, "prompt tokens that may wait; more are answered 429")
-    request_timeout: float | None = option(None, "seconds a request may take in all; later ones end with 504")
-    ttft_deadline: float | None = option(None, "seconds until a request's first token; later ones are answered 504")
-    target_itl_ms: float | None = option(None, "milliseconds between two tokens that prompts may not stretch")
+    max_waiting: int = option(4096, "requests that may wait; more are answered 429", within=(0, _WHOLE))
+    max_waiting_tokens: int | None = option(
+        None, "prompt tokens that may wait; more are answered 429", within=(1, 1 << 48)
+    )
+    request_timeout: float | None = option(
+        None, "seconds a request may take in all; later ones end with 504", within=(0.001, _LONGEST)
+    )
+    ttft_deadline: float | None = option(
+        None, "seconds until a request's first token; later ones are answered 504", within=(0.001, _LONGEST)
+    )
+    target_itl_ms: float | None = option(
+        None, "milliseconds between two tokens that prompts may not stretch", within=(0.1, 1e6)
+    )
     tenant_weights: tuple[str, ...] = option((), "shares under the policy 'fair'; 1 where none", metavar="TENANT=X")
     profile: Literal["balanced", "latency", "throughput", "memory"] = option(
         "balanced", "sets step size, batch, cache and target together, and tells what it set"
@@ -83,12 +121,16 @@ class ExecutionConfig:
 
     backend: Literal["auto", "native", "torch"] = option("auto", "native kernels, or the PyTorch reference")
     isa: Literal["auto", "scalar", "avx2", "avx512", "neon"] = option("auto", "instruction set of the native kernels")
-    threads: int | None = option(None, "compute threads (default: the CPUs this process may use)")
+    threads: int | None = option(None, "compute threads (default: the CPUs this process may use)", within=(1, 1024))
     tensor_parallel_size: int = option(
-        1, "ranks one layer is cut over; more than 1 is not supported yet", flags=("-tp",)
+        1, "ranks one layer is cut over; more than 1 is not supported yet", flags=("-tp",), within=(1, 1 << 16)
     )
-    pipeline_parallel_size: int = option(1, "pipeline stages; more than 1 is not supported yet", flags=("-pp",))
-    enforce_eager: bool = option(False, "accepted for compatibility: programs need no capture time on CPUs")
+    pipeline_parallel_size: int = option(
+        1, "pipeline stages; more than 1 is not supported yet", flags=("-pp",), within=(1, 1 << 16)
+    )
+    enable_sleep_mode: bool = option(
+        False, "let an idle engine release its memory: LLM.sleep and wake_up; /sleep and /wake_up in development mode"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +138,18 @@ class ServingConfig:
     """The HTTP server."""
 
     host: str = option("127.0.0.1", "address to listen on")
-    port: int = option(8000, "port to listen on; 0 takes a free one")
+    port: int = option(8000, "port to listen on; 0 takes a free one", within=(0, 65535))
     uds: str | None = option(None, "unix socket to listen on instead")
     api_key: str | None = option(None, "key that requests must carry")
     served_model_name: tuple[str, ...] = option((), "names of the model in the API; the first is echoed")
     root_path: str = option("", "path prefix behind a proxy")
     allowed_origins: tuple[str, ...] = option(("*",), "CORS origins")
-    max_body_size: str = option("32MiB", "largest request body")
-    shutdown_timeout: float = option(30.0, "seconds running requests get to finish when the server stops")
+    max_body_size: str = size("32MiB", "largest request body")
+    shutdown_timeout: float = option(
+        30.0, "seconds running requests get to finish when the server stops", within=(0.0, _LONGEST)
+    )
     disable_access_log: bool = option(False, "no line a request")
-    max_logprobs: int = option(20, "most log-probabilities a request may ask for")
+    max_logprobs: int = option(20, "most log-probabilities a request may ask for", within=(-1, _WHOLE))
     response_role: str = option("assistant", "role of chat answers")
     enable_prompt_tokens_details: bool = option(True, "report cached tokens in usage")
 
@@ -116,7 +160,7 @@ class TelemetryConfig:
 
     enable_metrics: bool = option(True, "collect metrics; served at /metrics, and LLM.get_metrics()")
     disable_log_stats: bool = option(False, "no periodic throughput line")
-    log_stats_interval: float = option(10.0, "seconds between throughput lines")
+    log_stats_interval: float = option(10.0, "seconds between throughput lines", within=(0.1, _LONGEST))
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severity that is logged")
 
 
@@ -144,8 +188,9 @@ class EngineConfig:
             if name not in known:
                 raise ConfigError(_unknown(name, known))
             if value is not None:
-                kind = get_type_hints(SECTIONS[known[name]])[name]
-                sections[known[name]][name] = coerce(name, kind, value)
+                section = SECTIONS[known[name]]
+                metadata = next(f.metadata for f in fields(section) if f.name == name)
+                sections[known[name]][name] = coerce(name, get_type_hints(section)[name], value, metadata)
         return cls(**{section: SECTIONS[section](**values) for section, values in sections.items()})
 
 
@@ -162,6 +207,11 @@ SECTIONS: dict[str, type] = {
 def option_names() -> dict[str, str]:
     """Every option's name and the section it belongs to. Names are unique over sections."""
     return {f.name: section for section, cls in SECTIONS.items() for f in fields(cls)}
+
+
+def choices_of(name: str) -> tuple[str, ...]:
+    """What an option with a fixed list of values may be."""
+    return get_args(get_type_hints(SECTIONS[option_names()[name]])[name])
 
 
 def _unknown(name: str, known: dict[str, str]) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo.config.engine import choices_of
 from octavo.errors import ConfigError
 
 
@@ -37,9 +38,9 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     found = {name: value for name, value in (os.environ if variables is None else variables).items() if value}
     return Environment(
         cache_dir=_cache_dir(found),
-        log_level=_one_of(found, "OCTAVO_LOG_LEVEL", ("debug", "info", "warning", "error")),
+        log_level=_one_of(found, "OCTAVO_LOG_LEVEL", choices_of("log_level")),
         threads=_positive(found, "OCTAVO_THREADS"),
-        isa=_one_of(found, "OCTAVO_ISA", ("scalar", "avx2", "avx512", "neon")),
+        isa=_one_of(found, "OCTAVO_ISA", choices_of("isa")),
         api_key=found.get("OCTAVO_API_KEY") or found.get("VLLM_API_KEY"),
         dev_mode="1" in (found.get("OCTAVO_SERVER_DEV_MODE"), found.get("VLLM_SERVER_DEV_MODE")),
     )

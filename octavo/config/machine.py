@@ -1,16 +1,8 @@
-"""What this machine is, as far as this process may use it: instruction sets, CPUs, memory."""
+"""What this machine is, as far as this process may use it: CPUs and memory."""
 
 import os
-import platform
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-
-# What each build of the native library needs, best first (native/CMakeLists.txt compiles with exactly these).
-_X86_BUILDS = (
-    ("avx512", {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni", "avx2", "fma", "f16c"}),
-    ("avx2", {"avx2", "fma", "f16c"}),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +13,6 @@ class Machine:
     CPUs' worth of time a container grants (None: unlimited). Memory is in bytes, container limits applied.
     """
 
-    architecture: str
-    cpu_name: str
-    isas: tuple[str, ...]  # native builds that run here, best first
     cpus: tuple[int, ...]
     cores: tuple[int, ...]
     cpu_quota: float | None
@@ -33,27 +22,15 @@ class Machine:
 
 def read_machine(root: Path = Path("/")) -> Machine:
     """Look at the host. `root` stands in for / in tests: files that are missing mean "no limit"."""
-    cpuinfo = _read(root / "proc/cpuinfo")
     cpus = _allowed_cpus()
     total, available = _memory(root)
     return Machine(
-        architecture=platform.machine(),
-        cpu_name=_cpu_name(cpuinfo),
-        isas=supported_isas(platform.machine(), _cpu_flags(cpuinfo)),
         cpus=cpus,
         cores=_one_per_core(root, cpus),
         cpu_quota=_cpu_quota(root),
         memory_total=total,
         memory_available=available,
     )
-
-
-def supported_isas(architecture: str, flags: Iterable[str]) -> tuple[str, ...]:
-    """Native builds that a CPU with these /proc/cpuinfo flags can run, best first; "scalar" always can."""
-    if architecture in ("aarch64", "arm64"):
-        return ("neon", "scalar")
-    present = set(flags)
-    return (*(name for name, needed in _X86_BUILDS if needed <= present), "scalar")
 
 
 def _allowed_cpus() -> tuple[int, ...]:
@@ -134,22 +111,6 @@ def _group_files(root: Path, controller: str, name: str) -> list[str]:
             if text:
                 found.append(text)
     return found
-
-
-def _cpu_flags(cpuinfo: str) -> list[str]:
-    for line in cpuinfo.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return value.split()
-    return []
-
-
-def _cpu_name(cpuinfo: str) -> str:
-    for line in cpuinfo.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            return value.strip()
-    return platform.processor() or platform.machine()
 
 
 def _read(path: Path) -> str:

@@ -4,7 +4,7 @@ Two moments: `resolve_model` before weights are loaded (types, sizes, threads), 
 left of the memory is known.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -71,15 +71,25 @@ class ResolvedCache:
 
 
 @dataclass(frozen=True, slots=True)
+class ResolvedTiers:
+    """What lies below the KV cache. Sizes in bytes; 0: there is no such tier."""
+
+    kv_host: Choice[int] = Choice(0, "not asked for")
+    kv_disk: Choice[int] = Choice(0, "not asked for")
+    kv_disk_path: Choice[Path | None] = Choice(None, "kv_disk is not asked for")
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedConfig:
     """What will happen: no None, no "auto"."""
 
     model: ResolvedModel
     cache: ResolvedCache
+    tiers: ResolvedTiers = ResolvedTiers()
 
     def choices(self) -> list[tuple[str, Choice[object]]]:
         """Every choice with its name, in order."""
-        parts = (self.model, self.cache)
+        parts = (self.model, self.cache, self.tiers)
         return [(f.name, getattr(part, f.name)) for part in parts for f in fields(part)]
 
 
@@ -162,6 +172,34 @@ def _target_itl_ms(config: EngineConfig) -> Choice[float]:
     return Choice(0.0, "no target is asked for")
 
 
+def resolve_tiers(config: EngineConfig, environment: Environment, backend: str) -> ResolvedTiers:
+    """Decide what lies below the KV cache.
+
+    Raises:
+        ConfigError: there is nothing for tiers to keep, or a path without a size.
+        UnsupportedError: the backend cannot copy its cache out.
+    """
+    asked = config.cache
+    if asked.kv_disk_path is not None and asked.kv_disk is None:
+        raise ConfigError("kv_disk_path needs kv_disk, the space that may be used there")
+    if asked.kv_host is None and asked.kv_disk is None:
+        return ResolvedTiers()
+    if not asked.enable_prefix_caching:
+        raise ConfigError("kv_host and kv_disk keep cached prefixes, but enable_prefix_caching is off")
+    if backend != "native":
+        raise UnsupportedError(f"kv_host and kv_disk are not supported with the {backend} backend")
+    tiers = ResolvedTiers()
+    if asked.kv_host is not None:
+        reason = f"{_ASKED}; the KV cache is in host memory already, and would gain more from it"
+        tiers = replace(tiers, kv_host=Choice(parse_size(asked.kv_host), reason))
+    if asked.kv_disk is not None:
+        path = Choice(environment.cache_dir / "kv", "in the cache directory (OCTAVO_CACHE_DIR)")
+        if asked.kv_disk_path is not None:
+            path = Choice(Path(asked.kv_disk_path).expanduser(), _ASKED)
+        tiers = replace(tiers, kv_disk=Choice(parse_size(asked.kv_disk), _ASKED), kv_disk_path=path)
+    return tiers
+
+
 def _refuse_what_is_missing(config: EngineConfig) -> None:
     if config.model.trust_remote_code:
         raise UnsupportedError("trust_remote_code: Octavo never runs code from a checkpoint; leave it out")
@@ -190,7 +228,7 @@ def _backend(config: EngineConfig, environment: Environment, isas: tuple[str, ..
         return Choice("torch", _ASKED), Choice("none", "the torch backend has no native kernels")
     asked = config.execution.isa if config.execution.isa != "auto" else environment.isa
     backend = Choice("native", _ASKED if config.execution.backend == "native" else "the CPU's kernels")
-    if asked is not None:
+    if asked not in (None, "auto"):
         if asked not in isas:
             raise ConfigError(f"isa {asked}: this machine and build run {', '.join(isas) or 'none'}")
         return backend, Choice(asked, _ASKED if config.execution.isa != "auto" else "OCTAVO_ISA")

@@ -1,8 +1,9 @@
 """How a value written by a person becomes an option's value: sizes, counts, choices, switches, lists."""
 
 import re
+from collections.abc import Mapping
 from types import NoneType, UnionType
-from typing import Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from octavo.errors import ConfigError
 
@@ -17,30 +18,6 @@ _SIZE_UNITS = {
 }
 _ALIASES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
 _SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-# Options whose text is a number of bytes, so that a wrong one is refused at once.
-SIZES = frozenset({"weight_cache_size", "kv_cache_memory_bytes", "max_body_size"})
-# What a number may be, both ends included.
-RANGES: dict[str, tuple[float, float]] = {
-    "max_model_len": (1, 1 << 30),
-    "seed": (-(1 << 63), (1 << 64) - 1),
-    "gpu_memory_utilization": (0.01, 1.0),
-    "num_gpu_blocks_override": (1, 1 << 31),
-    "max_num_seqs": (1, 65536),
-    "max_num_batched_tokens": (1, 1 << 24),
-    "max_waiting": (0, 1 << 31),
-    "max_waiting_tokens": (1, 1 << 48),
-    "request_timeout": (0.001, 1e9),
-    "ttft_deadline": (0.001, 1e9),
-    "target_itl_ms": (0.1, 1e6),
-    "threads": (1, 1024),
-    "tensor_parallel_size": (1, 1 << 16),
-    "pipeline_parallel_size": (1, 1 << 16),
-    "port": (0, 65535),
-    "shutdown_timeout": (0.0, 1e9),
-    "max_logprobs": (-1, 1 << 31),
-    "log_stats_interval": (0.1, 1e9),
-}
-CHOICES: dict[str, tuple[int, ...]] = {"block_size": (16, 32)}
 
 
 def parse_count(text: str) -> int:
@@ -78,28 +55,26 @@ def format_size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def coerce(name: str, kind: object, value: object) -> object:
+def coerce(name: str, kind: object, value: object, metadata: Mapping[str, Any]) -> object:
     """Bring `value` (text of a command line, YAML, or a Python object) to option `name`'s type `kind`.
+
+    Args:
+        metadata: the field's: `within` are the least and largest number, `size` tells that a text is a number of bytes.
 
     Raises:
         ConfigError: it cannot be that type; names the option and what would be right.
     """
     try:
         result = _coerce(name, kind, value)
-        _check_range(name, result)
+        if metadata.get("size") and result is not None:
+            parse_size(str(result))
+        if metadata.get("within") and isinstance(result, (int, float)):
+            low, high = metadata["within"]
+            if not low <= result <= high:
+                raise ConfigError(f"{result} is outside {low} .. {high}")
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
     return result
-
-
-def _check_range(name: str, value: object) -> None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return
-    low, high = RANGES.get(name, (value, value))
-    if not low <= value <= high:
-        raise ConfigError(f"{value} is outside {low} .. {high}")
-    if value not in CHOICES.get(name, (value,)):
-        raise ConfigError(f"{value} is none of {', '.join(map(str, CHOICES[name]))}")
 
 
 def _coerce(name: str, kind: object, value: object) -> object:
@@ -116,8 +91,6 @@ def _coerce(name: str, kind: object, value: object) -> object:
         return _coerce_int(value)
     if kind is float:
         return _coerce_float(value)
-    if name in SIZES:
-        parse_size(str(value))
     return str(value)
 
 
@@ -132,10 +105,11 @@ def _coerce_optional(name: str, arguments: tuple[object, ...], value: object) ->
 
 def _coerce_choice(choices: tuple[object, ...], value: object) -> object:
     text = str(value).removeprefix("torch.")  # a torch.dtype is welcome where a type is named
-    text = text if text in choices else _ALIASES.get(text, text)
-    if text not in choices:
-        raise ConfigError(f"{text!r} is none of {', '.join(map(str, choices))}")
-    return text
+    by_name = {str(choice): choice for choice in choices}
+    text = text if text in by_name else _ALIASES.get(text, text)
+    if text not in by_name:
+        raise ConfigError(f"{text!r} is none of {', '.join(by_name)}")
+    return by_name[text]
 
 
 def _coerce_list(value: object) -> tuple[str, ...]:

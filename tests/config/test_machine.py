@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from octavo.config.environment import read_environment
-from octavo.config.machine import read_machine, supported_isas
+from octavo.config.machine import read_machine
 from octavo.errors import ConfigError
 
 GIB = 1 << 30
@@ -20,15 +20,6 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 
 MEMINFO = f"MemTotal: {16 * GIB // 1024} kB\nMemAvailable: {10 * GIB // 1024} kB\n"
-
-
-def test_best_build_first() -> None:
-    avx2 = {"avx2", "fma", "f16c"}
-    wide = avx2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"}
-    assert supported_isas("x86_64", wide) == ("avx512", "avx2", "scalar")
-    assert supported_isas("x86_64", wide - {"avx512_bf16"}) == ("avx2", "scalar")
-    assert supported_isas("x86_64", set()) == ("scalar",)
-    assert supported_isas("aarch64", set()) == ("neon", "scalar")
 
 
 def test_without_limits(tmp_path: Path) -> None:
@@ -87,7 +78,6 @@ def test_this_machine_can_be_read() -> None:
     assert machine.cpus
     assert set(machine.cores) <= set(machine.cpus)
     assert 0 < machine.memory_available <= machine.memory_total
-    assert machine.isas[-1] == "scalar"
 
 
 def test_environment() -> None:

@@ -12,7 +12,7 @@ from octavo.config.resolve import ModelFacts, ResolvedConfig, ResolvedModel, res
 from octavo.errors import ConfigError, UnsupportedError
 
 GIB = 1 << 30
-MACHINE = Machine("x86_64", "test", ("avx2", "scalar"), (0, 1, 2, 3), (0, 1), None, 16 * GIB, 8 * GIB)
+MACHINE = Machine((0, 1, 2, 3), (0, 1), None, 16 * GIB, 8 * GIB)
 FACTS = ModelFacts("model", max_positions=2048, vocab=32000, format="bf16", file_bytes=GIB)
 ENVIRONMENT = Environment(Path("/cache"))
 PAGE = 1 << 20
