@@ -234,12 +234,15 @@ class CacheManager:
             while len(held.hashes) <= index:
                 extend_hashes(held.hashes, held.root, token_ids, size, held.scope)
             key = held.hashes[index]
-            for group, table in enumerate(held.tables):
-                if index >= table.first and self._index.insert(group, key, table.blocks[index]):
-                    self._keep(held, key, index, table.blocks[index])
-                    if not group:
-                        parent = held.hashes[index - 1] if index else held.root
-                        self._branches.add(parent, key, token_ids[index * size : (index + 1) * size])
+            found = [
+                table.blocks[index]
+                for group, table in enumerate(held.tables)
+                if index >= table.first and self._index.insert(group, key, table.blocks[index])
+            ]
+            if found:
+                self._keep(held, key, index, found)
+                parent = held.hashes[index - 1] if index else held.root
+                self._branches.add(parent, key, token_ids[index * size : (index + 1) * size])
 
     def release(self, held: SequenceBlocks, forget: bool = False) -> None:
         """Give back everything. With `forget`, what the sequence published or read is not offered to others again."""
@@ -353,18 +356,18 @@ class CacheManager:
             left += pins.resting - (0 if match is None else sum(map(pins.is_resting, _held_by(match))))
         return left
 
-    def _keep(self, held: SequenceBlocks, key: BlockHash, index: int, block: BlockId) -> None:
-        """A block that can be found from now on is treated as its sequence's terms say."""
+    def _keep(self, held: SequenceBlocks, key: BlockHash, index: int, blocks: Sequence[BlockId]) -> None:
+        """Blocks that can be found from now on are treated as their sequence's terms say."""
         pool, terms = self._pool, held.terms
-        use = BlockUse(index, urgency=terms.urgency)
+        count = 1.0 + terms.returns
         lost = self._history.find(key)
         if lost is not None:  # so this is one more use of the same contents
-            use.count += lost.aged(pool.clock, pool.num_blocks)
-        if terms.returns:
-            use.count += 1.0
-        pool.keep(block, use)
-        if terms.retention and (index + 1) * self.block_size <= terms.pinned:
-            pool.pin(block, terms.retention)
+            count += lost.aged(pool.clock, pool.num_blocks)
+        pins = terms.retention and (index + 1) * self.block_size <= terms.pinned
+        for block in blocks:
+            pool.keep(block, BlockUse(index, count=count, counted=pool.clock, urgency=terms.urgency))
+            if pins:
+                pool.pin(block, terms.retention)
 
     def _take_over(self, held: SequenceBlocks, match: PrefixMatch) -> None:
         self._pool.share(_held_by(match), reused=not match.forked, urgency=held.terms.urgency)
@@ -389,19 +392,21 @@ class CacheManager:
         if self.tiers is not None:
             self.tiers.evicted(block, group, key)
         self._history.note(key, use, self._pool.now, self._taker)
-        if not group:
-            self._branches.remove(key)
-        self._index.remove(block)
+        self._unlist(block, key)
 
     def _forget(self, block: int) -> None:
         if block in self._index:
             group, key = self._index.place(block)
             if self.tiers is not None:
                 self.tiers.forget(group, key)
-            if not group:
-                self._branches.remove(key)
-            self._index.remove(block)
+            self._unlist(block, key)
             self._pool.drop(block)
+
+    def _unlist(self, block: BlockId, key: BlockHash) -> None:
+        """A block cannot be found any more; nor, when it was the last one of its hash, what it followed."""
+        self._index.remove(block)
+        if not self._index.holds(key):
+            self._branches.remove(key)
 
     def _tokens_in(self, blocks: int) -> int:
         """Tokens that `blocks` can hold, when each group needs its own."""

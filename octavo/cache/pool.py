@@ -120,7 +120,6 @@ class BlockPool:
 
     def keep(self, block: BlockId, use: BlockUse) -> None:
         """The block's contents can be found now. The block is read."""
-        use.counted = self.clock
         self._uses[block] = use
 
     def pin(self, block: BlockId, seconds: float) -> bool:

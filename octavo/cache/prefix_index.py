@@ -51,6 +51,10 @@ class PrefixIndex:
         """The block of a hash that is known to be there."""
         return self._blocks[group][key]
 
+    def holds(self, key: BlockHash) -> bool:
+        """Some group has a block of this hash."""
+        return any(key in found for found in self._blocks)
+
     def find(self, group: int, key: BlockHash) -> BlockId | None:
         """The block of a hash, if there is one."""
         return self._blocks[group].get(key)

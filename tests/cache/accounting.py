@@ -39,8 +39,8 @@ def check_blocks(cache: CacheManager, sequences: Iterable[SequenceBlocks]) -> No
     assert set(pool._uses) <= cached | set(readers)
     found = {block: (group, key) for group, blocks in enumerate(index._blocks) for key, block in blocks.items()}
     assert found == index._places
-    # What follows what is known of the first group's blocks, and of no others.
-    hashes = {key for group, key in found.values() if group == 0}
+    # What follows what is known of all that can be found, and of nothing else.
+    hashes = {key for _, key in found.values()}
     assert set(cache._branches._blocks) <= hashes
     assert cache.tiers is not None or set(cache._branches._blocks) == hashes
     assert len(cache._history) <= pool.num_blocks
