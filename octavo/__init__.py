@@ -7,33 +7,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from octavo.api.async_llm import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine
+    from octavo.api.llm import LLM
+    from octavo.api.llm_engine import EngineArgs, LLMEngine
+    from octavo.api.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
+    from octavo.api.prompts import TextPrompt, TokensPrompt
     from octavo.config.engine import EngineConfig
-    from octavo.engine.async_llm import AsyncEngineArgs, AsyncLLM, AsyncLLMEngine
-    from octavo.engine.llm import LLM
-    from octavo.engine.llm_engine import EngineArgs, LLMEngine
-    from octavo.engine.outputs_api import BeamSearchOutput, CompletionOutput, RequestOutput
-    from octavo.engine.prompts import TextPrompt, TokensPrompt
     from octavo.flow.beam_search_params import BeamSearchParams
     from octavo.flow.sampling_params import RequestOutputKind, SamplingParams
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "LLM": "octavo.engine.llm",
+    "LLM": "octavo.api.llm",
     "SamplingParams": "octavo.flow.sampling_params",
     "BeamSearchParams": "octavo.flow.beam_search_params",
     "RequestOutputKind": "octavo.flow.sampling_params",
-    "RequestOutput": "octavo.engine.outputs_api",
-    "CompletionOutput": "octavo.engine.outputs_api",
-    "BeamSearchOutput": "octavo.engine.outputs_api",
-    "TextPrompt": "octavo.engine.prompts",
-    "TokensPrompt": "octavo.engine.prompts",
+    "RequestOutput": "octavo.api.outputs",
+    "CompletionOutput": "octavo.api.outputs",
+    "BeamSearchOutput": "octavo.api.outputs",
+    "TextPrompt": "octavo.api.prompts",
+    "TokensPrompt": "octavo.api.prompts",
     "EngineConfig": "octavo.config.engine",
-    "EngineArgs": "octavo.engine.llm_engine",
-    "LLMEngine": "octavo.engine.llm_engine",
-    "AsyncLLM": "octavo.engine.async_llm",
-    "AsyncLLMEngine": "octavo.engine.async_llm",
-    "AsyncEngineArgs": "octavo.engine.async_llm",
+    "EngineArgs": "octavo.api.llm_engine",
+    "LLMEngine": "octavo.api.llm_engine",
+    "AsyncLLM": "octavo.api.async_llm",
+    "AsyncLLMEngine": "octavo.api.async_llm",
+    "AsyncEngineArgs": "octavo.api.async_llm",
 }
 
 __all__ = [

@@ -4,9 +4,9 @@ import time
 from collections.abc import Iterator
 from random import Random
 
+from octavo.api.offline import OfflineEngine
 from octavo.cli.bench import Line, Load, summary
 from octavo.config.engine import EngineConfig
-from octavo.engine.offline import OfflineEngine
 from octavo.errors import ConfigError
 from octavo.flow.request import GenerationRequest
 from octavo.flow.sampling_params import SamplingParams

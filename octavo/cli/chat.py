@@ -9,7 +9,7 @@ from octavo.cli.options import add_sampling_flags, command_parser, read_config, 
 from octavo.errors import InvalidRequestError, OctavoError
 
 if TYPE_CHECKING:
-    from octavo.engine.offline import OfflineEngine
+    from octavo.api.offline import OfflineEngine
 
 _HELP = "/help  this text    /reset  forget the conversation    /system TEXT  set the system message    /exit  leave"
 
@@ -22,7 +22,7 @@ def run(arguments: Sequence[str]) -> int:
     parsed = parser.parse_args(arguments)
     config = read_config(parsed)
 
-    from octavo.engine.offline import OfflineEngine  # after the flags are known to be right
+    from octavo.api.offline import OfflineEngine  # after the flags are known to be right
 
     interactive = sys.stdin.isatty()
     if interactive:

@@ -22,7 +22,7 @@ def run(arguments: Sequence[str]) -> int:
     prompt = parsed.prompt if parsed.prompt is not None else _read_prompt()
     config = read_config(parsed)
 
-    from octavo.engine.offline import OfflineEngine  # after the flags are known to be right
+    from octavo.api.offline import OfflineEngine  # after the flags are known to be right
 
     began = time.perf_counter()
     engine = OfflineEngine(config)

@@ -8,7 +8,7 @@ import pytest
 
 import octavo
 from octavo import LLM, SamplingParams, TextPrompt, TokensPrompt
-from octavo.engine.outputs_api import RequestOutput
+from octavo.api.outputs import RequestOutput
 from octavo.errors import ConfigError, InvalidRequestError, UnsupportedError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)

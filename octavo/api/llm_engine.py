@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from octavo.api.engine_args import EngineArgs
+from octavo.api.offline import OfflineEngine
+from octavo.api.outputs import RequestCollector, RequestOutput, delta_output
+from octavo.api.prompts import PromptType
 from octavo.config.compatibility import split_foreign
 from octavo.config.engine import EngineConfig
-from octavo.engine.engine_args import EngineArgs
-from octavo.engine.offline import OfflineEngine
-from octavo.engine.outputs_api import RequestCollector, RequestOutput, delta_output
-from octavo.engine.prompts import PromptType
 from octavo.errors import InvalidRequestError
 from octavo.flow.sampling_params import RequestOutputKind, SamplingParams
 

@@ -5,16 +5,16 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
+from octavo.api.engine_args import AsyncEngineArgs
+from octavo.api.outputs import RequestCollector, RequestOutput, delta_output
+from octavo.api.prompts import PromptType, text_of
+from octavo.api.tokenizer import ApiTokenizer
 from octavo.config.compatibility import split_foreign
 from octavo.config.engine import EngineConfig
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.build import build_engine, locate_model
-from octavo.engine.engine_args import AsyncEngineArgs
 from octavo.engine.frontend import build_frontend
-from octavo.engine.outputs_api import RequestCollector, RequestOutput, delta_output
-from octavo.engine.prompts import PromptType, text_of
 from octavo.engine.threaded import ThreadedEngine
-from octavo.engine.tokenizer_api import ApiTokenizer
 from octavo.engine.transport import Cancel
 from octavo.errors import UnsupportedError
 from octavo.flow.sampling_params import RequestOutputKind, SamplingParams

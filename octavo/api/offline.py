@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 
+from octavo.api.outputs import RequestCollector, RequestOutput
+from octavo.api.prompts import PromptType, text_of
 from octavo.config.engine import EngineConfig
 from octavo.engine.build import build_engine, locate_model
 from octavo.engine.frontend import build_frontend
 from octavo.engine.meter import EngineMeter
-from octavo.engine.outputs_api import RequestCollector, RequestOutput
-from octavo.engine.prompts import PromptType, text_of
 from octavo.errors import EngineDeadError
 from octavo.flow.beam_search_params import BeamSearchParams
 from octavo.flow.delta import TextDelta

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
+from octavo.api.offline import OfflineEngine
+from octavo.api.outputs import BeamSearchOutput, RequestCollector, RequestOutput, beam_search_output
+from octavo.api.progress import open_progress
+from octavo.api.prompts import PromptType, list_conversations, list_prompts, spread
+from octavo.api.tokenizer import ApiTokenizer
 from octavo.config.compatibility import split_foreign
 from octavo.config.engine import EngineConfig
 from octavo.engine.client import EngineInfo
-from octavo.engine.offline import OfflineEngine
-from octavo.engine.outputs_api import BeamSearchOutput, RequestCollector, RequestOutput, beam_search_output
-from octavo.engine.progress import open_progress
-from octavo.engine.prompts import PromptType, list_conversations, list_prompts, spread
-from octavo.engine.tokenizer_api import ApiTokenizer
 from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.flow.beam_search_params import BeamSearchParams
 from octavo.flow.request import GenerationRequest
