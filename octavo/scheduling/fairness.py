@@ -45,6 +45,7 @@ class FairQueue:
         self._floor = 0.0  # what the least served of those who waited had
         self._last: Account | None = None  # who left when nobody else waited
         self._live = 0
+        self.tenants = 0  # that have something waiting
 
     def __len__(self) -> int:
         return self._live
@@ -53,11 +54,6 @@ class FairQueue:
         """All, in no particular order."""
         for account in self._accounts.values():
             yield from account.waiting
-
-    @property
-    def tenants(self) -> int:
-        """How many have something that waits."""
-        return sum(len(account.waiting) > 0 for account in self._accounts.values())
 
     def begin(self, now: float) -> None:
         """A step is planned."""
@@ -68,6 +64,7 @@ class FairQueue:
         if not len(account.waiting):
             least = self._least() or self._last
             account.served = max(account.served, self._floor if least is None else least.served)
+            self.tenants += 1
             if not account.listed:
                 account.listed = True
                 heapq.heappush(self._heap, (account.served, account.name))
@@ -78,6 +75,7 @@ class FairQueue:
         """Take a sequence out that is in the queue."""
         account = self._accounts[sequence.request.tenant]
         account.waiting.remove(sequence)
+        self.tenants -= not len(account.waiting)
         self._live -= 1
         if not self._live:
             self._last = account

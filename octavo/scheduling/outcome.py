@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from octavo.cache.manager import CacheManager
 from octavo.errors import InternalError
-from octavo.flow.plan import StepPlan
+from octavo.flow.plan import PlannedRow, StepPlan
 from octavo.flow.result import FinishReason, SequenceOutput, StepResult, TokenLogprobs
 from octavo.scheduling.admission import Admission
 from octavo.scheduling.beam import Beams
@@ -48,41 +48,41 @@ class Outcome:
         """
         _check_result(plan, result)
         outputs: list[SequenceOutput] = []
-        members, tokens, invalid = self._roster.members, result.token_ids, result.invalid
-        logprobs = result.logprobs
-        scored = dict(result.prompt_logprobs)
-        drawn, prompt_tokens, generated = -1, 0, 0
+        members, tokens, logprobs = self._roster.members, result.token_ids, result.logprobs
+        spoilt, scored = any(result.invalid), dict(result.prompt_logprobs)
+        drawn, lost = -1, 0
         for position, row in enumerate(plan.rows):
-            if row.samples:
-                drawn += 1
+            drawn += row.samples
             sequence = members.get(row.sequence)
             if sequence is None:
+                lost += row.samples
                 continue
-            if invalid and row.samples and invalid[drawn]:
+            if spoilt and row.samples and result.invalid[drawn]:
+                lost += 1
                 outputs += self._end_invalid(sequence)
                 continue
             computed = row.start + row.count
             if computed >= sequence.blocks.publish_at and sequence.slot >= 0:
                 self._cache.publish(sequence.blocks, sequence.token_ids, computed)
-            if row.start < sequence.prompt_len:
-                prompt_tokens += min(computed, sequence.prompt_len) - row.start
-            prompt = sequence.take_scores(row.start, scored[position]) if position in scored else ()
-            if row.samples and sequence.draws:
-                found = logprobs[drawn] if logprobs else None
-                outputs.append(self._append(sequence, tokens[drawn], found, prompt, now))
-                generated += 1
-            elif row.samples:
-                self._offer(sequence, logprobs[drawn], now)
-                outputs += [sequence.scored(prompt)] if prompt else []
-                generated += 1
-            elif prompt:
-                outputs.append(sequence.scored(prompt))
+            found = logprobs[drawn] if logprobs and row.samples else None
+            if row.start < sequence.prompt_len or not row.samples or not sequence.draws:
+                draw = (tokens[drawn], found) if row.samples else None
+                outputs += self._record(sequence, row, draw, scored.get(position, ()), now)
+                continue
+            # Most rows add one token to an answer, and have to be quick.
+            token, entries = tokens[drawn], () if found is None else (found,)
+            if token in sequence.stop_ids or computed + 1 >= sequence.end_len:
+                outputs.append(self._append(sequence, token, entries, (), now))
+                continue
+            sequence.token_ids.append(token)
+            sequence.last_token = now
+            request_id, index = sequence.request.id, sequence.index
+            outputs.append(SequenceOutput(request_id, index, (token,), entries, (), None, None, sequence.num_cached))
         outputs += self._advance_beams()
         counters = self._counters
         counters.steps += bool(plan.rows)
         counters.step_seconds += result.seconds
-        counters.prompt_tokens += prompt_tokens
-        counters.generation_tokens += generated
+        counters.generation_tokens += drawn + 1 - lost
         return outputs
 
     def fail(self, plan: StepPlan, error: str) -> list[SequenceOutput]:
@@ -99,11 +99,31 @@ class Outcome:
         members = self._roster.members
         return [end for one in sequences if one.id in members for end in self._end(one, reason, error)]
 
+    def _record(
+        self,
+        sequence: SequenceState,
+        row: PlannedRow,
+        draw: tuple[int, TokenLogprobs | None] | None,
+        scores: tuple[TokenLogprobs, ...],
+        now: float,
+    ) -> list[SequenceOutput]:
+        """A part of a prompt, or a beam's token: `draw` is what was drawn after it, if anything was."""
+        prompt = ()
+        if row.start < sequence.prompt_len:
+            self._counters.prompt_tokens += min(row.start + row.count, sequence.prompt_len) - row.start
+            prompt = sequence.take_scores(row.start, scores) if scores else ()
+        if draw is not None and sequence.draws:
+            token, entry = draw
+            return [self._append(sequence, token, () if entry is None else (entry,), prompt, now)]
+        if draw is not None:
+            self._offer(sequence, draw[1], now)
+        return [sequence.scored(prompt)] if prompt else []
+
     def _append(
         self,
         sequence: SequenceState,
         token: int,
-        logprobs: TokenLogprobs | None,
+        entries: tuple[TokenLogprobs, ...],
         prompt: tuple[TokenLogprobs, ...],
         now: float,
     ) -> SequenceOutput:
@@ -115,7 +135,6 @@ class Outcome:
         if length == sequence.prompt_len + 1:
             sequence.first_token = now
             self._roster.unpark(sequence.request.id)
-        entries = () if logprobs is None else (logprobs,)
         stops = token in sequence.stop_ids and length > sequence.stop_after
         if not stops and length < sequence.end_len:
             return SequenceOutput(
@@ -179,7 +198,7 @@ class Outcome:
 
 
 def _check_result(plan: StepPlan, result: StepResult) -> None:
-    draws = sum(row.samples for row in plan.rows)
+    draws = sum([row.samples for row in plan.rows])
     lengths = {len(result.token_ids), len(result.logprobs) or draws, len(result.invalid) or draws}
     if result.step != plan.step or lengths != {draws}:
         raise InternalError(

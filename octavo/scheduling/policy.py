@@ -37,17 +37,17 @@ PrefixOf = Callable[[SequenceState], int]
 
 
 class WaitingLine(Protocol):
-    """Sequences that wait, in some order of turns. One owner: the Roster."""
+    """Sequences that wait, in some order of turns. One owner: the Roster.
+
+    `tenants`: how many have something that waits, as far as the line tells them apart.
+    """
+
+    tenants: int
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[SequenceState]:
         """All; the line must not change meanwhile."""
-        ...
-
-    @property
-    def tenants(self) -> int:
-        """How many have something that waits, as far as the line tells them apart."""
         ...
 
     def begin(self, now: float) -> None:

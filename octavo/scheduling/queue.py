@@ -10,9 +10,8 @@ from octavo.scheduling.sequence import Rank, SequenceState
 class WaitingQueue:
     """Sequences by rank. Sorted lists with tombstones: arrivals are mostly last, departures mostly first."""
 
-    tenants = 0  # are not told apart
-
     def __init__(self) -> None:
+        self.tenants = 0  # are not told apart
         self._ranks: list[Rank] = []
         self._sequences: list[SequenceState | None] = []
         self._head = 0

@@ -107,6 +107,10 @@ class Scheduler:
             self._staging.begin(now)
         draft = self._planner.fill(now, settled=not self._under_way)
         preempted = tuple(draft.preempted)
+        copies = self._cache.take_copies()
+        if copies and preempted:  # who was started and preempted in the same plan needs none
+            gained = {block for row in draft.rows.values() for blocks in row.new_blocks for block in blocks}
+            copies = tuple(copy for copy in copies if copy.target in gained)
         if not draft.rows:  # the executor hears of the slots later
             return self._with_tiers(StepPlan(self._next_step, (), preempted=preempted))
         return self._with_tiers(
@@ -114,7 +118,7 @@ class Scheduler:
                 self._next_step,
                 tuple(draft.rows.values()),
                 tuple(draft.arrivals.values()),
-                copies=self._cache.take_copies(),
+                copies=copies,
                 released=self._roster.take_released(),
                 preempted=preempted,
             )
