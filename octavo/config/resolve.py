@@ -76,7 +76,7 @@ class ResolvedTiers:
 
     kv_host: Choice[int] = Choice(0, "not asked for")
     kv_disk: Choice[int] = Choice(0, "not asked for")
-    kv_disk_path: Choice[Path | None] = Choice(None, "kv_disk is not asked for")
+    kv_disk_path: Choice[str] = Choice("none", "kv_disk is not asked for")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +193,9 @@ def resolve_tiers(config: EngineConfig, environment: Environment, backend: str) 
         reason = f"{_ASKED}; the KV cache is in host memory already, and would gain more from it"
         tiers = replace(tiers, kv_host=Choice(parse_size(asked.kv_host), reason))
     if asked.kv_disk is not None:
-        path = Choice(environment.cache_dir / "kv", "in the cache directory (OCTAVO_CACHE_DIR)")
+        path = Choice(str(environment.cache_dir / "kv"), "in the cache directory (OCTAVO_CACHE_DIR)")
         if asked.kv_disk_path is not None:
-            path = Choice(Path(asked.kv_disk_path).expanduser(), _ASKED)
+            path = Choice(str(Path(asked.kv_disk_path).expanduser()), _ASKED)
         tiers = replace(tiers, kv_disk=Choice(parse_size(asked.kv_disk), _ASKED), kv_disk_path=path)
     return tiers
 

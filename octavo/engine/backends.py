@@ -11,6 +11,7 @@ from octavo.execution.cpu.storage import CpuStorage
 from octavo.execution.memory import page_bytes
 from octavo.execution.runner import Runner
 from octavo.execution.slots import SlotTable
+from octavo.execution.tiers.pages import DevicePages
 from octavo.kernels.choose import KernelChoice, kernel_choices
 from octavo.kernels.cpu.library import load_library
 from octavo.kernels.cpu.packer import NativePacker
@@ -46,6 +47,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def pages(self) -> DevicePages | None:
+        """The cache's blocks, once there is a runner; None when they cannot be copied out."""
+        ...
+
+    @property
     def program(self) -> NativeProgram | None:
         """What was recorded, once there is a runner; None when steps are not recorded."""
         ...
@@ -63,6 +69,7 @@ class NativeBackend:
         self._library = load_library(config.isa.value)
         self._team = ThreadTeam(self._library, config.threads.value)
         self.packer = NativePacker(self._library, self._team)
+        self.pages: CpuStorage | None = None
         self.program: NativeProgram | None = None
 
     def page_bytes(self, spec: DecoderSpec, groups: Sequence[KVCacheGroup]) -> int:
@@ -80,7 +87,7 @@ class NativeBackend:
     def runner(self, decoder: Decoder[Any], table: SlotTable, config: ResolvedConfig, page: int) -> Runner:
         """See Backend."""
         model = config.model
-        storage = CpuStorage(config.cache.num_blocks.value, page)
+        storage = self.pages = CpuStorage(config.cache.num_blocks.value, page)
         cache = storage.cache(model.kv_cache_dtype.value, model.block_size.value, table.tables)
         limits = ProgramLimits(model.max_num_batched_tokens.value, model.max_num_seqs.value)
         self.program = record_program(self._library, self._team, decoder, limits, cache, model.max_model_len.value)
@@ -101,6 +108,7 @@ class TorchBackend:
     def __init__(self, config: ResolvedModel) -> None:
         self._config = config
         self.packer: TorchPacker = _torch_packer()
+        self.pages: DevicePages | None = None
         self.program: NativeProgram | None = None
 
     def page_bytes(self, spec: DecoderSpec, groups: Sequence[KVCacheGroup]) -> int:

@@ -25,12 +25,14 @@ from octavo.config.resolve import (
     ResolvedModel,
     resolve_cache,
     resolve_model,
+    resolve_tiers,
 )
 from octavo.config.values import format_size
 from octavo.engine.backends import Backend, open_backend
 from octavo.engine.client import EngineInfo
 from octavo.engine.local_client import LocalClient
 from octavo.engine.loop import EngineLoop
+from octavo.engine.tiers import build_tiers, cache_fingerprint
 from octavo.execution.local import LocalExecutor
 from octavo.execution.memory import sequence_blocks
 from octavo.execution.slots import SlotTable
@@ -170,12 +172,20 @@ def _assemble(
     """Everything from the weights to the loop."""
     groups = groups_for(source.spec)
     page = backend.page_bytes(source.spec, groups)
-    resolved = ResolvedConfig(model, _resolve_cache(config, model, groups, page))
+    tiers = resolve_tiers(config, read_environment(), model.backend.value)
+    resolved = ResolvedConfig(model, _resolve_cache(config, model, groups, page), tiers)
     table = SlotTable(model.max_num_seqs.value, model.max_model_len.value, max(1, len(groups)), model.block_size.value)
     decoder = Decoder(source.spec, loaded.weights, layer_caches(groups), loaded.ropes)
     runner = backend.runner(decoder, table, resolved, page)
-    scheduler = Scheduler(_cache_manager(config, source, groups, resolved), _limits(config, resolved))
-    return _Machinery(resolved, groups, page, EngineLoop(scheduler, LocalExecutor(Worker(runner, table))))
+    fingerprint = cache_fingerprint(source, resolved, groups)
+    below = None if backend.pages is None else build_tiers(resolved, groups, backend.pages, fingerprint)
+    cache = CacheManager(
+        groups, _cache_options(config, resolved, fingerprint.hex()), None if below is None else below.books
+    )
+    worker = Worker(runner, table, None if below is None else below.transfers)
+    return _Machinery(
+        resolved, groups, page, EngineLoop(Scheduler(cache, _limits(config, resolved)), LocalExecutor(worker))
+    )
 
 
 def _finish(
@@ -211,17 +221,12 @@ def _resolve_cache(
     return resolve_cache(config, model, page, least, read_machine().memory_available)
 
 
-def _cache_manager(
-    config: EngineConfig, source: ModelSource, groups: tuple[KVCacheGroup, ...], resolved: ResolvedConfig
-) -> CacheManager:
-    return CacheManager(
-        groups,
-        CacheOptions(
-            num_blocks=resolved.cache.num_blocks.value,
-            block_size=resolved.model.block_size.value,
-            prefix_caching=config.cache.enable_prefix_caching,
-            fingerprint=f"{source.path} {resolved.model.kv_cache_dtype.value}",
-        ),
+def _cache_options(config: EngineConfig, resolved: ResolvedConfig, fingerprint: str) -> CacheOptions:
+    return CacheOptions(
+        num_blocks=resolved.cache.num_blocks.value,
+        block_size=resolved.model.block_size.value,
+        prefix_caching=config.cache.enable_prefix_caching,
+        fingerprint=fingerprint,
     )
 
 
