@@ -5,12 +5,10 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-from octavo.api.engine_args import AsyncEngineArgs
+from octavo.api.engine_args import AsyncEngineArgs, read_options
 from octavo.api.outputs import RequestCollector, RequestOutput, delta_output
 from octavo.api.prompts import PromptType, text_of
-from octavo.api.tokenizer import ApiTokenizer
-from octavo.config.compatibility import split_foreign
-from octavo.config.engine import EngineConfig
+from octavo.api.tokenizer import ApiTokenizer, tokenizer_of
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.build import build_engine, locate_model
 from octavo.engine.frontend import build_frontend
@@ -18,7 +16,6 @@ from octavo.engine.threaded import ThreadedEngine
 from octavo.engine.transport import Cancel
 from octavo.errors import UnsupportedError
 from octavo.flow.sampling_params import RequestOutputKind, SamplingParams
-from octavo.outputs.logprobs import token_text
 from octavo.telemetry.metrics import MetricsStore, Reading
 
 __all__ = ["AsyncEngineArgs", "AsyncLLM", "AsyncLLMEngine"]
@@ -35,13 +32,12 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        own, _ = split_foreign(options)
-        config = EngineConfig.from_options(model=model, **own)
+        config = read_options(model, options)
         source = locate_model(config)
         engine = build_engine(config, source)
         self._frontend = build_frontend(config, source)
         self._inputs = self._frontend.inputs(engine.info, shorten_output=True)
-        self._metrics = MetricsStore(self._frontend.name)
+        self._metrics = MetricsStore(self._frontend.name) if config.telemetry.enable_metrics else None
         self._link = ThreadedEngine(engine.client)
         self._engine = AsyncEngine(self._link, self._frontend.outputs(), self._metrics, config.scheduling.max_waiting)
         self._ids = itertools.count()
@@ -72,7 +68,7 @@ class AsyncLLM:
         name = request_id if request_id is not None else f"octavo-{next(self._ids)}"
         await self._engine.ready()
         request = self._inputs.prepare(prompt, sampling_params, name, arrival=time.monotonic(), priority=priority)
-        collector = RequestCollector(request, text_of(prompt), self._decode)
+        collector = RequestCollector(request, text_of(prompt), self._frontend.token_text)
         kind = sampling_params.output_kind if sampling_params is not None else RequestOutputKind.CUMULATIVE
         async with self._engine.open(request) as stream:
             async for deltas in stream:
@@ -96,9 +92,7 @@ class AsyncLLM:
         Raises:
             UnsupportedError: skip_tokenizer_init.
         """
-        if self._frontend.tokenizer is None:
-            raise UnsupportedError("there is no tokenizer: skip_tokenizer_init was set")
-        return ApiTokenizer(self._frontend.tokenizer, self._frontend.chat_template)
+        return tokenizer_of(self._frontend)
 
     async def check_health(self) -> None:
         """Raises:
@@ -112,17 +106,19 @@ class AsyncLLM:
         return await self._engine.reset_prefix_cache()
 
     def get_metrics(self) -> list[Reading]:
-        """Counters, gauges and histograms since the start."""
+        """Counters, gauges and histograms since the start.
+
+        Raises:
+            UnsupportedError: enable_metrics=False.
+        """
+        if self._metrics is None:
+            raise UnsupportedError("metrics are off: construct AsyncLLM with enable_metrics=True")
         return self._metrics.readings()
 
     async def close(self) -> None:
         """End the engine and its threads."""
         await self._engine.close()
         self._close_backend()
-
-    def _decode(self, token_id: int) -> str:
-        tokenizer = self._frontend.tokenizer
-        return token_text(tokenizer, token_id) if tokenizer is not None else ""
 
 
 class AsyncLLMEngine(AsyncLLM):

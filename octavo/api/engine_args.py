@@ -1,11 +1,28 @@
-"""vLLM's `EngineArgs`: options held together until an engine is built of them."""
+"""How keywords of vLLM's classes become a configuration, at once or held together as `EngineArgs`."""
 
 import argparse
+import warnings
 from typing import Any
 
 from octavo.config.cli import ENGINE_SECTIONS, add_config_flags
 from octavo.config.compatibility import FOREIGN, split_foreign
 from octavo.config.engine import EngineConfig, option_names
+from octavo.telemetry.log import configure
+
+
+def read_options(model: str | None, options: dict[str, Any]) -> EngineConfig:
+    """The configuration of an engine in this process; what has no meaning here is answered with a warning.
+
+    Raises:
+        ConfigError, UnsupportedError: an option is wrong or asks for something that Octavo does not have.
+    """
+    own, notes = split_foreign(options)
+    for note in notes:
+        warnings.warn(note, stacklevel=3)  # the caller of the class
+    config = EngineConfig.from_options(model=model, **own)
+    if "log_level" in own:  # a library stays silent unless it is asked to speak
+        configure(config.telemetry.log_level)
+    return config
 
 
 class EngineArgs:

@@ -1,23 +1,20 @@
 """vLLM's offline API: `LLM(model).generate(prompts, params)` and what belongs to it, in the caller's process."""
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
+from octavo.api.engine_args import read_options
 from octavo.api.offline import OfflineEngine
 from octavo.api.outputs import BeamSearchOutput, RequestCollector, RequestOutput, beam_search_output
 from octavo.api.progress import open_progress
 from octavo.api.prompts import PromptType, list_conversations, list_prompts, spread
-from octavo.api.tokenizer import ApiTokenizer
-from octavo.config.compatibility import split_foreign
-from octavo.config.engine import EngineConfig
+from octavo.api.tokenizer import ApiTokenizer, tokenizer_of
 from octavo.engine.client import EngineInfo
 from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.flow.beam_search_params import BeamSearchParams
 from octavo.flow.request import GenerationRequest
 from octavo.flow.sampling_params import SamplingParams
-from octavo.telemetry.log import configure
 from octavo.telemetry.metrics import Reading
 from octavo.text.chat_template import ChatTemplate
 
@@ -39,13 +36,7 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        own, notes = split_foreign(options)
-        for note in notes:
-            warnings.warn(note, stacklevel=2)
-        config = EngineConfig.from_options(model=model, **own)
-        if "log_level" in own:  # a library stays silent unless it is asked to speak
-            configure(config.telemetry.log_level)
-        self._offline = OfflineEngine(config)
+        self._offline = OfflineEngine(read_options(model, options))
         self._queued: list[tuple[GenerationRequest, RequestCollector]] = []
 
     @classmethod
@@ -174,10 +165,7 @@ class LLM:
         Raises:
             UnsupportedError: skip_tokenizer_init.
         """
-        frontend = self._offline.frontend
-        if frontend.tokenizer is None:
-            raise UnsupportedError("there is no tokenizer: skip_tokenizer_init was set")
-        return ApiTokenizer(frontend.tokenizer, frontend.chat_template)
+        return tokenizer_of(self._offline.frontend)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses without sampling_params: the model's generation_config, else vLLM's defaults."""

@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from octavo.api.engine_args import EngineArgs
+from octavo.api.engine_args import EngineArgs, read_options
 from octavo.api.offline import OfflineEngine
 from octavo.api.outputs import RequestCollector, RequestOutput, delta_output
 from octavo.api.prompts import PromptType
-from octavo.config.compatibility import split_foreign
-from octavo.config.engine import EngineConfig
 from octavo.errors import InvalidRequestError
 from octavo.flow.sampling_params import RequestOutputKind, SamplingParams
 
@@ -23,8 +21,7 @@ class LLMEngine:
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
-        own, _ = split_foreign(options)
-        self._offline = OfflineEngine(EngineConfig.from_options(model=model, **own))
+        self._offline = OfflineEngine(read_options(model, options))
         self._collectors: dict[str, tuple[RequestCollector, RequestOutputKind]] = {}
 
     @classmethod

@@ -17,7 +17,6 @@ from octavo.flow.beam_search_params import BeamSearchParams
 from octavo.flow.delta import TextDelta
 from octavo.flow.request import GenerationRequest
 from octavo.flow.sampling_params import SamplingParams
-from octavo.outputs.logprobs import token_text
 from octavo.telemetry.metrics import MetricsStore, NoMetrics
 
 
@@ -79,12 +78,7 @@ class OfflineEngine:
 
     def collector(self, request: GenerationRequest, prompt: PromptType) -> RequestCollector:
         """What grows a RequestOutput of this request's deltas."""
-        return RequestCollector(request, text_of(prompt), self.decode_token)
-
-    def decode_token(self, token_id: int) -> str:
-        """The text of one token for itself; empty without a tokenizer."""
-        tokenizer = self.frontend.tokenizer
-        return token_text(tokenizer, token_id) if tokenizer is not None else ""
+        return RequestCollector(request, text_of(prompt), self.frontend.token_text)
 
     def stream(self, requests: Iterable[GenerationRequest]) -> Iterator[list[TextDelta]]:
         """Run requests; each item holds the deltas of one or more steps.

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.errors import InvalidRequestError
+from octavo.engine.frontend import Frontend
+from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
 
@@ -110,3 +111,14 @@ class ApiTokenizer:
             **more,
         )
         return self.encode(text, add_special_tokens=False) if tokenize else text
+
+
+def tokenizer_of(frontend: Frontend) -> ApiTokenizer:
+    """The tokenizer of a model's text side.
+
+    Raises:
+        UnsupportedError: skip_tokenizer_init.
+    """
+    if frontend.tokenizer is None:
+        raise UnsupportedError("there is no tokenizer: skip_tokenizer_init was set")
+    return ApiTokenizer(frontend.tokenizer, frontend.chat_template)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
@@ -328,8 +327,3 @@ class AsyncEngine:
         self._outputs.drop(request_id)
         if not self._streams:
             self._idle.set()
-
-
-def now() -> float:
-    """The clock of `GenerationRequest.arrival`: monotonic seconds, the same in every process of the machine."""
-    return time.monotonic()

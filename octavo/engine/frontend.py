@@ -11,6 +11,7 @@ from octavo.flow.sampling_params import defaults_from
 from octavo.inputs.limits import InputLimits
 from octavo.inputs.processor import InputProcessor
 from octavo.model.source import ModelSource, find_model, open_model, read_json
+from octavo.outputs.logprobs import token_text
 from octavo.outputs.processor import OutputProcessor
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.gguf_vocabulary import tokenizer_from_metadata
@@ -46,6 +47,10 @@ class Frontend:
     def outputs(self) -> OutputProcessor:
         """The way out of an engine."""
         return OutputProcessor(self.tokenizer)
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token for itself; empty without a tokenizer."""
+        return "" if self.tokenizer is None else token_text(self.tokenizer, token_id)
 
     def sampling_defaults(self) -> dict[str, Any]:
         """What requests get where they say nothing."""

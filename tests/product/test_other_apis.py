@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from octavo import LLM, AsyncEngineArgs, AsyncLLMEngine, EngineArgs, LLMEngine, RequestOutputKind, SamplingParams
+from octavo.api.engine_args import read_options
 from octavo.errors import ConfigError, InvalidRequestError, UnsupportedError
 
 PROMPT = "The capital of France is"
@@ -85,6 +86,11 @@ def test_stepping(stepped: LLMEngine, llm: LLM) -> None:
     assert len(seen["a"]) >= 2
     assert len(seen["b"]) == 1
     assert stepped.step() == []
+
+
+def test_options_without_effect_are_told() -> None:
+    with pytest.warns(UserWarning, match="enforce_eager has no effect"):
+        read_options("m", {"enforce_eager": True})
 
 
 def test_engine_args() -> None:

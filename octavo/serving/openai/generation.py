@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from octavo.engine.async_engine import RequestStream, now
+from octavo.engine.async_engine import RequestStream
 from octavo.errors import DeadlineExceededError, InternalError, InvalidRequestError, OctavoError
 from octavo.flow.delta import TextDelta
 from octavo.flow.request import GenerationRequest
@@ -134,8 +134,7 @@ async def open_job(
     request.scope["octavo.request_id"] = public
     # Clients may repeat their ids; the engine's must differ.
     internal = uuid.uuid4().hex
-    arrival = now()
-    common = {"arrival": arrival, "priority": body.priority or 0, "cache_salt": body.cache_salt or ""}
+    common = {"arrival": time.monotonic(), "priority": body.priority or 0, "cache_salt": body.cache_salt or ""}
 
     def prepare() -> list[GenerationRequest]:
         return [
