@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as LibraryBackend
 from tokenizers.models import BPE
 
 from octavo.errors import CheckpointError, UnsupportedError
-from octavo.text.pieces import add_tokens, byte_level_spelling, sentencepiece_spelling
+from octavo.text.pieces import add_tokens, byte_level_spelling, library_reads, sentencepiece_spelling
 from octavo.text.pre_tokenizers import install, pre_tokenizer
 from octavo.text.sentencepiece_model import (
     CONTROL,
@@ -70,10 +70,8 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], kinds: Sequence[
     vocab: dict[str, int] = {}
     for token_id, token in enumerate(tokens):
         vocab.setdefault(token, token_id)
-    try:
+    with library_reads("tokenizer.ggml.tokens and merges do not fit"):
         backend = LibraryBackend(BPE(vocab=vocab, merges=merges, ignore_merges=rule.whole_words))
-    except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(f"tokenizer.ggml.tokens and merges do not fit: {error}") from None
     install(backend, rule)
     if metadata.get(_PREFIX + "add_space_prefix", False):
         raise UnsupportedError("byte-level GGUF tokenizers with add_space_prefix are not supported")
@@ -87,9 +85,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], kinds: Sequence[
 
 
 def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], kinds: Sequence[int]) -> LibraryTokenizer:
-    scores = metadata.get(_PREFIX + "scores")
-    if scores is None or len(scores) != len(tokens):
-        raise CheckpointError("tokenizer.ggml.scores is missing or not as long as tokenizer.ggml.tokens")
+    scores = _numbers(metadata, "scores", len(tokens), (int, float))
     add_space_prefix = bool(metadata.get(_PREFIX + "add_space_prefix", True))
     backend = sentencepiece_backend(Pieces(tokens, list(map(float, scores)), kinds), add_space_prefix)
     facts = _facts(metadata, tokens, kinds)
@@ -139,9 +135,19 @@ def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _kinds(metadata: Mapping[str, Any], count: int) -> list[int]:
-    value: Any = metadata.get(_PREFIX + "token_type")
-    if value is None:
+    if metadata.get(_PREFIX + "token_type") is None:
         return [NORMAL] * count
-    if len(value) != count:
-        raise CheckpointError(f"tokenizer.ggml.token_type has {len(value)} entries for {count} tokens")
-    return [int(kind) for kind in value]
+    return [int(kind) for kind in _numbers(metadata, "token_type", count, (int,))]
+
+
+def _numbers(metadata: Mapping[str, Any], key: str, count: int, kinds: tuple[type, ...]) -> Sequence[Any]:
+    """An array with one number a token. The file gives all its elements one type, so the first tells for all."""
+    value: object = metadata.get(_PREFIX + key)
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise CheckpointError(f"tokenizer.ggml.{key} is missing or not an array")
+    numbers = cast("Sequence[Any]", value)
+    if len(numbers) != count:
+        raise CheckpointError(f"tokenizer.ggml.{key} has {len(numbers)} entries for {count} tokens")
+    if count and not isinstance(numbers[0], kinds):
+        raise CheckpointError(f"tokenizer.ggml.{key} holds {numbers[0]!r}; numbers are needed")
+    return numbers

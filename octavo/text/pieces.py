@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -11,7 +12,7 @@ from typing import Any, cast
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as LibraryBackend
 
-from octavo.errors import UnsupportedError
+from octavo.errors import CheckpointError, OctavoError, UnsupportedError
 
 SPACE_MARK = "\u2581"  # SentencePiece writes a space as U+2581
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -27,6 +28,21 @@ def byte_alphabet() -> dict[str, int]:
     others = [byte for byte in range(256) if byte not in set(printable)]
     alphabet.update({chr(0x100 + offset): byte for offset, byte in enumerate(others)})
     return alphabet
+
+
+@contextmanager
+def library_reads(what: str) -> Generator[None, None, None]:
+    """Around calls of the `tokenizers` library that take what a file says: whatever it finds wrong is the file's fault.
+
+    Raises:
+        CheckpointError: `what`, and the library's words.
+    """
+    try:
+        yield
+    except (OctavoError, KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # it raises plain Exception, and a panic in its Rust code is not even that
+        raise CheckpointError(f"{what}: {error}") from None
 
 
 def add_tokens(backend: LibraryBackend, tokens: Iterable[AddedToken]) -> None:

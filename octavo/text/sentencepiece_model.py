@@ -9,12 +9,13 @@ from tokenizers import Tokenizer as LibraryBackend
 from tokenizers.models import BPE
 
 from octavo.errors import CheckpointError
-from octavo.text.pieces import SPACE_MARK, add_tokens
+from octavo.text.pieces import SPACE_MARK, add_tokens, library_reads
 
 # Kinds of piece, numbered as in GGUF's tokenizer.ggml.token_type.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 _BPE_MODEL = 2
+_LONGEST_PIECE = 1024  # characters; the cuts of a piece take the square of it
 
 
 class Pieces(NamedTuple):
@@ -42,7 +43,10 @@ def sentencepiece_backend(pieces: Pieces, add_space_prefix: bool) -> LibraryBack
     # Of equal texts the first keeps its id.
     vocab = dict(zip(reversed(marked.texts), range(len(marked.texts) - 1, -1, -1), strict=True))
     unknown = next(iter(pieces.of_kind(UNKNOWN)), "<unk>" if "<unk>" in vocab else None)
-    try:
+    longest = max(map(len, marked.texts), default=0)
+    if longest > _LONGEST_PIECE:
+        raise CheckpointError(f"the SentencePiece vocabulary has a piece of {longest} characters; it is damaged")
+    with library_reads("the SentencePiece vocabulary is damaged"):
         model = BPE(
             vocab=vocab,
             merges=_merges(marked, vocab),
@@ -50,8 +54,6 @@ def sentencepiece_backend(pieces: Pieces, add_space_prefix: bool) -> LibraryBack
             fuse_unk=True,
             byte_fallback=BYTE in pieces.kinds,
         )
-    except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(f"the SentencePiece vocabulary is damaged: {error}") from None
     backend = LibraryBackend(model)
     mark = normalizers.Replace(" ", SPACE_MARK)
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), mark]) if add_space_prefix else mark

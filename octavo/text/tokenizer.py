@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as LibraryBackend
 from tokenizers.processors import TemplateProcessing
 
 from octavo.errors import CheckpointError, InvalidRequestError
-from octavo.text.pieces import Spelling, add_tokens, spelling_of
+from octavo.text.pieces import Spelling, add_tokens, library_reads, spelling_of
 from octavo.text.vocabulary_files import SpecialTokens, build_backend, read_json, tokenizer_json
 
 # What Llama's directories leave unsaid.
@@ -181,14 +181,21 @@ def _add_listed_tokens(
 ) -> None:
     """Add what the side files list and the vocabulary file lacks, in the order of their ids."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    listed: dict[str, Any] = settings.get("added_tokens_decoder") or {}
-    by_id = {int(token_id): _added_token(value) for token_id, value in listed.items()}
-    for content, token_id in added.items():
-        by_id.setdefault(int(token_id), AddedToken(content, normalized=False, special=content in special.contents))
+    try:
+        listed: dict[str, Any] = settings.get("added_tokens_decoder") or {}
+        by_id = {int(token_id): _added_token(value) for token_id, value in listed.items()}
+        for content, token_id in added.items():
+            by_id.setdefault(int(token_id), AddedToken(content, normalized=False, special=content in special.contents))
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        raise CheckpointError(
+            f"the tokenizer's added tokens are damaged ({type(error).__name__}: {error}); "
+            "tokenizer_config.json and added_tokens.json list them"
+        ) from None
     tokens = [token for _, token in sorted(by_id.items(), key=lambda pair: pair[0])]
     tokens += [AddedToken(content, normalized=False, special=True) for content in special.contents]
     new = {token.content: token for token in reversed(tokens) if token.content not in known}
-    add_tokens(backend, reversed(new.values()))
+    with library_reads("the tokenizer's added tokens are damaged"):
+        add_tokens(backend, reversed(new.values()))
 
 
 def _added_token(value: Mapping[str, Any]) -> AddedToken:

@@ -1,7 +1,7 @@
 """Which files of a model directory make its tokenizer, and how each kind becomes a `tokenizers` backend."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as LibraryBackend
 from tokenizers.models import BPE
 
 from octavo.errors import CheckpointError, UnsupportedError
-from octavo.text.pieces import add_tokens
+from octavo.text.pieces import add_tokens, library_reads
 from octavo.text.sentencepiece_model import read_sentencepiece, sentencepiece_backend
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -34,7 +34,9 @@ class SpecialTokens:
             named = cast("dict[str, Any]", extra)
             tokens.update({role: text for role, value in named.items() if (text := _content(value)) is not None})
             extra = list(named.values())
-        listed = [_content(value) for value in cast("Sequence[Any]", extra)]
+        if not isinstance(extra, list):
+            raise CheckpointError(f"the tokenizer's additional special tokens are {extra!r}, not a list")
+        listed = [_content(value) for value in cast("list[Any]", extra)]
         contents = dict.fromkeys([*tokens.values(), *(text for text in listed if text is not None)])
         return SpecialTokens(tokens, tuple(contents))
 
@@ -43,14 +45,16 @@ def read_json(path: Path) -> dict[str, Any]:
     """An object from a JSON file; empty when there is no such file.
 
     Raises:
-        CheckpointError: not JSON, or not an object.
+        CheckpointError: not JSON, not an object, or not to be read.
     """
     if not path.is_file():
         return {}
     try:
         value: object = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds no JSON object")
     return cast("dict[str, Any]", value)
@@ -86,29 +90,32 @@ def build_backend(directory: Path, fast: Path | None, settings: Mapping[str, Any
 def _content(value: Any) -> str | None:
     if isinstance(value, dict):
         value = cast("dict[str, Any]", value).get("content")
-    return value if isinstance(value, str) and value else None
+    if not isinstance(value, str) or not value:
+        return None
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise CheckpointError(f"the tokenizer's files name the special token {value!r}, which is not valid Unicode")
+    return value
 
 
 def _from_tokenizer_json(path: Path) -> LibraryBackend:
-    try:
+    with library_reads(f"{path} is not a tokenizer.json that this version reads"):
         return LibraryBackend.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception for every fault of the file
-        raise CheckpointError(f"{path} is not a tokenizer.json that this version reads: {error}") from None
 
 
 def _from_vocab_and_merges(directory: Path, settings: Mapping[str, Any]) -> LibraryBackend:
     """GPT-2 and OPT style: byte-level BPE as two plain files."""
     vocab = read_json(directory / "vocab.json")
-    lines = (directory / "merges.txt").read_text(encoding="utf-8").split("\n")
+    try:
+        lines = (directory / "merges.txt").read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{directory / 'merges.txt'} is not a text: {error}") from None
     pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     faulty = next((pair for pair in pairs if len(pair) != 2), None)
     if faulty is not None:
         raise CheckpointError(f"{directory / 'merges.txt'}: {' '.join(faulty)!r} is not a pair of tokens")
     merges = [(left, right) for left, right in pairs]
-    try:
+    with library_reads(f"{directory}: vocab.json and merges.txt do not fit"):
         backend = LibraryBackend(BPE(vocab=vocab, merges=merges))
-    except Exception as error:  # as above
-        raise CheckpointError(f"{directory}: vocab.json and merges.txt do not fit: {error}") from None
     prefix = bool(settings.get("add_prefix_space", False))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     backend.decoder = decoders.ByteLevel()

@@ -180,3 +180,39 @@ def test_missing_and_damaged_files_are_named(tmp_path):
     write(tmp_path, trained(), tokenizer_config=[])
     with pytest.raises(CheckpointError, match="tokenizer_config"):
         load_tokenizer_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config", {"added_tokens_decoder": [1]}),
+        ("tokenizer_config", {"added_tokens_decoder": "x"}),
+        ("tokenizer_config", {"added_tokens_decoder": {"a": {"content": "<x>"}}}),
+        ("tokenizer_config", {"added_tokens_decoder": {"1": None}}),
+        ("tokenizer_config", {"added_tokens_decoder": {"1": {"special": True}}}),
+        ("tokenizer_config", {"added_tokens_decoder": {"1": {"content": "\ud800"}}}),
+        ("tokenizer_config", {"eos_token": "\ud800"}),
+        ("special_tokens_map", {"additional_special_tokens": 0.5}),
+        ("added_tokens", {"<x>": "a"}),
+        ("added_tokens", {"<x>": None}),
+        ("added_tokens", {"<x>": 1e400}),
+    ],
+)
+def test_junk_in_the_side_files_is_a_damaged_checkpoint(tmp_path, name, content):
+    with pytest.raises(CheckpointError):
+        load_tokenizer_file(write(tmp_path, trained(), **{name: content}))
+
+
+def test_a_deep_side_file_is_a_damaged_checkpoint(tmp_path):
+    write(tmp_path, trained())
+    (tmp_path / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="not JSON"):
+        load_tokenizer_file(tmp_path)
+
+
+@pytest.mark.parametrize(("vocab", "merges"), [(b'{"a": 0}', b"\xff\xfe"), (b'{"a": 0, "b": 1}', b"a b")])
+def test_what_the_library_panics_at_is_a_damaged_checkpoint(tmp_path, vocab, merges):
+    (tmp_path / "vocab.json").write_bytes(vocab)
+    (tmp_path / "merges.txt").write_bytes(merges)
+    with pytest.raises(CheckpointError, match=r"merges\.txt"):
+        load_tokenizer_file(tmp_path)
