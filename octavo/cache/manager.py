@@ -7,6 +7,7 @@ from itertools import chain
 from octavo.cache.block import BlockHash, BlockId, CacheScope, extend_hashes, root_hash
 from octavo.cache.branches import Branches
 from octavo.cache.eviction import BlockUse, EvictionKey, EvictionName, eviction_key
+from octavo.cache.explain import MissJournal
 from octavo.cache.group import KVCacheGroup
 from octavo.cache.history import EvictionHistory
 from octavo.cache.pool import BlockPool
@@ -16,6 +17,7 @@ from octavo.cache.tier_device import DeviceBlocks
 from octavo.cache.tier_prefix import StagedPrefix
 from octavo.cache.tiers import CacheTiers
 from octavo.errors import ConfigError
+from octavo.flow.cache_report import CacheMiss, CacheReport
 from octavo.flow.plan import BlockCopy
 
 _UNLIMITED = 1 << 60  # tokens
@@ -51,6 +53,7 @@ class CacheStats:
     pinned: int = 0  # of the used and the cached ones
     pins_refused: int = 0  # blocks there was no budget for
     pins_broken: int = 0  # blocks that a sequence could not do without
+    misses: tuple[tuple[str, int], ...] = ()  # prompt tokens not found, by cause; see flow/cache_report.py
 
 
 class CacheManager:
@@ -85,6 +88,7 @@ class CacheManager:
         self._pool = BlockPool(options.num_blocks, key, self._evict, budget)
         self._history = EvictionHistory(min(options.num_blocks, _MOST_REMEMBERED))
         self._branches = Branches()
+        self._journal = MissJournal(self._index, self._history, self._branches)
         self._taker = ""  # whose room is being made
         self.tiers = tiers
         self._generation = 0
@@ -126,6 +130,28 @@ class CacheManager:
             for group, first in enumerate(firsts)
         )
         return PrefixMatch(length * size, blocks, firsts)
+
+    def look_back(
+        self,
+        held: SequenceBlocks,
+        token_ids: Sequence[int],
+        match: PrefixMatch,
+        limit: int | None = None,
+        explain: bool = False,
+    ) -> CacheReport | None:
+        """Count what a sequence that starts with `match` did not find, by cause.
+
+        Returns:
+            What was found and why not more, if that is to be explained.
+        """
+        size, prompt = self.block_size, len(token_ids)
+        found, usable = match.tokens // size, (prompt - 1) // size
+        miss: CacheMiss | None = None
+        if found < usable:
+            miss = self._miss(held, token_ids, found, limit, explain)
+        if not explain:
+            return None
+        return CacheReport(prompt, match.tokens, size, (("device", found),) if found else (), miss)
 
     def stage(self, held: SequenceBlocks, token_ids: Sequence[int], limit: int | None = None) -> StagedPrefix | None:
         """What tiers hold of a waiting sequence's prefix beyond `match_prefix`, if it is worth bringing back."""
@@ -322,7 +348,8 @@ class CacheManager:
         pool, pins = self._pool, self._pool.pins
         used, cached = pool.referenced, pool.cached
         free = pool.num_blocks - used - cached
-        return CacheStats(pool.num_blocks, used, cached, free, pool.evictions, len(pins), pins.refused, pins.broken)
+        counts = (pool.evictions, len(pins), pins.refused, pins.broken)
+        return CacheStats(pool.num_blocks, used, cached, free, *counts, self._journal.counts())
 
     def _chain(self, held: SequenceBlocks, token_ids: Sequence[int]) -> Callable[[int], BlockHash]:
         """The hash of a sequence's i-th block; computed when first asked for."""
@@ -347,6 +374,23 @@ class CacheManager:
     def _revived(self, match: PrefixMatch) -> int:
         """How many of a match's blocks count as available now but would not when the match is taken over."""
         return sum(map(self._pool.is_available, _held_by(match)))
+
+    def _miss(
+        self, held: SequenceBlocks, token_ids: Sequence[int], found: int, limit: int | None, explain: bool
+    ) -> CacheMiss:
+        """Why block `found` of a prompt was not."""
+        size, journal = self.block_size, self._journal
+        start = found * size
+        tokens = (len(token_ids) - 1) // size * size - start
+        if not self.prefix_caching or (limit is not None and found >= limit // size):
+            miss = CacheMiss("scored" if self.prefix_caching else "off", start, tokens)
+            journal.count(miss.cause, tokens)
+            return miss
+        key = self._chain(held, token_ids)(found)
+        parent = held.hashes[found - 1] if found else held.root
+        miss = CacheMiss(journal.cause(parent, key, not found, bool(held.scope.salt)), start, tokens)
+        journal.count(miss.cause, tokens)
+        return journal.explain(miss, parent, key, token_ids[start:], self._pool.now) if explain else miss
 
     def _left(self, held: SequenceBlocks, match: PrefixMatch | None = None) -> int:
         """Blocks that a sequence could be given now, when it takes over `match`."""

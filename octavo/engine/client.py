@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from octavo.cache.tier import TierReading
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import SequenceOutput
 
@@ -47,7 +48,15 @@ class EngineStats:
     tenants: int = 0  # that have something waiting, under fair scheduling
     paused: bool = False  # no new requests are started
     prompt_room: int = 0  # prompt tokens that fitted beside decoding into the target time; 0 without a target
+    cached_blocks: int = 0  # not referenced, contents kept
+    pinned_blocks: int = 0  # kept for a time that a request asked for
+    pins_refused: int = 0  # blocks there was no budget for
+    pins_broken: int = 0  # blocks that a sequence could not do without
+    evictions: int = 0  # blocks
+    prefix_misses: tuple[tuple[str, int], ...] = ()  # prompt tokens not found, by cause; see flow/cache_report.py
     retry_after: float = 0.0  # seconds until there is room for new requests, at the present rate
+    spilled: int = 0  # preemptions of which a tier keeps the blocks
+    tiers: tuple[TierReading, ...] = ()  # below the cache, host memory first
 
 
 class EngineClient(Protocol):

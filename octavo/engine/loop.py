@@ -115,6 +115,14 @@ class EngineLoop:
             paused=stats.paused,
             prompt_room=stats.prompt_room,
             retry_after=stats.retry_after,
+            spilled=counters.spilled,
+            tiers=stats.tiers,
+            cached_blocks=stats.cache.cached,
+            pinned_blocks=stats.cache.pinned,
+            pins_refused=stats.cache.pins_refused,
+            pins_broken=stats.cache.pins_broken,
+            evictions=stats.cache.evictions,
+            prefix_misses=stats.cache.misses,
         )
 
     def reset_prefix_cache(self) -> bool:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from octavo.flow.cache_report import CacheReport
 from octavo.flow.result import FinishReason, SequenceTimes, TokenLogprobs
 
 
@@ -20,3 +21,4 @@ class TextDelta:
     num_cached_tokens: int = 0
     times: SequenceTimes | None = None
     error: str | None = None
+    cache_report: CacheReport | None = None

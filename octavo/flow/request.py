@@ -55,6 +55,21 @@ class Beam:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheWish:
+    """What a request asks of the prefix cache. It changes no answer.
+
+    Attributes:
+        retention: seconds for which its prompt's blocks shall stay after their last use, as far as there is a budget.
+        key: names prompts that begin alike; one that has a key is expected to come again.
+        explain: tell how much of the prompt was found, and why not more.
+    """
+
+    retention: float = 0.0
+    key: str = ""
+    explain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt to be continued `n` times.
 
@@ -72,6 +87,7 @@ class GenerationRequest:
     arrival: float = 0.0
     priority: int = 0
     cache_salt: str = ""
+    cache: CacheWish = CacheWish()
     beam: Beam | None = None
     timeout: float | None = None
     ttft_deadline: float | None = None

@@ -5,6 +5,8 @@ from enum import Enum
 
 import msgspec
 
+from octavo.flow.cache_report import CacheReport
+
 
 class FinishReason(str, Enum):
     """Why a sequence ended, in the API's words."""
@@ -77,6 +79,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
     num_cached_tokens: int = 0  # prompt tokens that came from the prefix cache
     times: "SequenceTimes | None" = None  # with the finish
     error: str | None = None
+    cache_report: CacheReport | None = None  # with the first token, if asked for
 
 
 @dataclass(frozen=True, slots=True)

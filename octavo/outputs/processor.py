@@ -144,6 +144,7 @@ class OutputProcessor:
             output.num_cached_tokens,
             output.times,
             None if stopped else output.error,
+            output.cache_report,
         )
 
     def _close(self, live: _Live) -> None:

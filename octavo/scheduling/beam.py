@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from octavo.cache.manager import CacheManager
 from octavo.flow.request import Beam, GenerationRequest
 from octavo.flow.result import FinishReason, SequenceOutput, TokenLogprobs
-from octavo.scheduling.sequence import Rank, SequenceState
+from octavo.scheduling.sequence import Rank, SequenceState, open_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class Beams:
             parent,
             id=id,
             rank=(*self._ranks[parent.request.id], id),  # right behind its request's first sequence
-            blocks=self._cache.open(parent.request.cache_salt),
+            blocks=open_blocks(self._cache, parent.request),
             token_ids=tokens,
             length=len(tokens),
             computed=0,
@@ -242,4 +242,5 @@ def _answers(search: BeamSearch, sequence: SequenceState) -> Iterator[SequenceOu
             None if is_eos else stop,
             sequence.num_cached,
             sequence.times(),
+            cache_report=sequence.cache_report,
         )

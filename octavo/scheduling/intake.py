@@ -181,6 +181,9 @@ class Intake:
         sequence.scheduled = now
         sequence.num_cached = match.tokens
         self._roster.line.charge(sequence, PROMPT_COST * (sequence.length - match.tokens))
+        sequence.cache_report = self._cache.look_back(
+            sequence.blocks, sequence.token_ids, match, sequence.match_limit, sequence.request.cache.explain
+        )
         if self._cache.prefix_caching and sequence.match_limit is None:
             self._counters.prefix_queries += sequence.prompt_len
             self._counters.prefix_hits += match.tokens

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from octavo.cache.manager import CacheManager
 from octavo.errors import InternalError
 from octavo.flow.plan import PlannedRow, StepPlan
@@ -114,7 +116,9 @@ class Outcome:
             prompt = sequence.take_scores(row.start, scores) if scores else ()
         if draw is not None and sequence.draws:
             token, entry = draw
-            return [self._append(sequence, token, () if entry is None else (entry,), prompt, now)]
+            output = self._append(sequence, token, () if entry is None else (entry,), prompt, now)
+            report, sequence.cache_report = sequence.cache_report, None
+            return [output if report is None else replace(output, cache_report=report)]
         if draw is not None:
             self._offer(sequence, draw[1], now)
         return [sequence.scored(prompt)] if prompt else []

@@ -16,7 +16,7 @@ from octavo.scheduling.planner import Planner
 from octavo.scheduling.policy import POLICIES, level_of
 from octavo.scheduling.preemption import Preemption, Spill
 from octavo.scheduling.roster import Roster
-from octavo.scheduling.sequence import Place, SequenceState, open_sequence
+from octavo.scheduling.sequence import Place, SequenceState, open_blocks, open_sequence
 from octavo.scheduling.staging import KeepBlocks, Staging
 from octavo.scheduling.stats import SchedulerCounters, SchedulerStats
 from octavo.scheduling.step_time import StepLoad, StepTimeModel
@@ -101,6 +101,7 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan:
         """What the next step computes. It has no rows when nothing can be done."""
         self._next_step += 1
+        self._cache.advance(now)
         if self._frozen:
             return StepPlan(self._next_step, ())
         if self._staging is not None:
@@ -197,6 +198,7 @@ class Scheduler:
             paused=self._intake.paused,
             prompt_room=self._planner.prompt_room,
             retry_after=self._admission.retry_after(self._num_queued()),
+            tiers=() if self._tiers is None else self._tiers.readings(),
         )
 
     def reset_prefix_cache(self) -> bool:
@@ -224,4 +226,4 @@ class Scheduler:
         self._outcome.next_id += 1
         rank = self._rank_of(request, number, arrived)
         place = Place(rank, level_of(rank), arrived)
-        return open_sequence(number, index, request, place, self._cache.open(request.cache_salt), self._longest)
+        return open_sequence(number, index, request, place, open_blocks(self._cache, request), self._longest)

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from octavo.cache.table import NewBlocks, SequenceBlocks
+from octavo.cache.manager import CacheManager
+from octavo.cache.table import CacheTerms, NewBlocks, SequenceBlocks
+from octavo.flow.cache_report import CacheReport
 from octavo.flow.plan import PlannedRow, SlotArrival
 from octavo.flow.request import GenerationRequest, Sampling
 from octavo.flow.result import FinishReason, SequenceOutput, SequenceTimes, TokenLogprobs
@@ -51,6 +53,7 @@ class SequenceState:
     preemptions: int = 0
     started: bool = False
     parked: bool = False  # waits for the request's first stream to compute the prompt, or for other beams
+    cache_report: CacheReport | None = None  # until it is delivered
     donor: "SequenceState | None" = None  # the beam that it forked off, until it has taken over its blocks
     scheduled: float = 0.0  # 0: not yet
     first_token: float = 0.0
@@ -134,6 +137,19 @@ class SequenceState:
             times=self.times(),
             error=error,
         )
+
+
+def open_blocks(cache: CacheManager, request: GenerationRequest) -> SequenceBlocks:
+    """The blocks of a new stream, shared and kept as its request asks."""
+    wish = request.cache
+    terms = CacheTerms(
+        owner=request.id,
+        urgency=-request.priority,
+        returns=bool(wish.key),
+        retention=wish.retention,
+        pinned=len(request.prompt_token_ids) if wish.retention else 0,
+    )
+    return cache.open(request.cache_salt, terms)
 
 
 def open_sequence(
