@@ -1,18 +1,19 @@
-"""What fairness between tenants does: the real scheduler and cache over a device that only takes (virtual) time.
+"""What tenants and streams get beside others: the real scheduler and cache over a device that only takes virtual time.
 
 python benchmarks/fairness.py [--seconds 120] [--markdown]
 
-Two loads, under each policy. "Flood": one tenant sends far more than the machine can serve, another a request now and
-then; the figures are the light tenant's, beside its own without the flood. "Shares": four tenants that always have
-something waiting, with different prompts and answers; Jain's index of the service they got (1 is equal; Jain, Chiu and
-Hawe, 1984), where a prompt's token counts 1 and a generated one 2.
+Three loads. "Flood": one tenant sends far more than the machine can serve, another a request now and then; the figures
+are the light tenant's, beside its own without the flood. "Shares": four tenants that always have something waiting,
+with different prompts and answers; Jain's index of the service they got (1 is equal; Jain, Chiu, Hawe, 1984), where a
+prompt's token counts 1 and a generated one 2. "Pace": eight streams generate while prompts of 4,000 tokens come, with
+and without a target for inter-token latency.
 """
 
 import argparse
 import random
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from octavo.cache.group import KVCacheGroup
 from octavo.cache.manager import CacheManager, CacheOptions
@@ -43,9 +44,14 @@ class _Done:
 class Machine:
     """A loop with a clock of its own."""
 
-    def __init__(self, policy: str, weights: dict[str, float] | None = None) -> None:
+    def __init__(self, policy: str, weights: dict[str, float] | None = None, target: float | None = None) -> None:
         cache = CacheManager([KVCacheGroup("full", None, (0,))], CacheOptions(4096, 16))
-        limits = SchedulerLimits(16, 512, 4096, policy=policy, tenant_weights=weights or {})  # type: ignore[arg-type]
+        limits = SchedulerLimits(
+            *(16, 512, 8192),
+            policy=policy,  # type: ignore[arg-type]
+            tenant_weights=weights or {},
+            target_itl=target,
+        )
         self.now = 0.001
         self.loop = EngineLoop(Scheduler(cache, limits), self, lambda: self.now)
         self.times: dict[str, SequenceTimes] = {}
@@ -53,6 +59,7 @@ class Machine:
         self._tenants: dict[int, str] = {}
         self._arrived: list[str] = []
         self.busy = self.rows = self.steps = 0.0
+        self.gaps: list[float] = []  # seconds of steps that decode something
 
     def submit(self, plan: StepPlan) -> _Done:
         """Let the time pass that the plan takes."""
@@ -61,6 +68,8 @@ class Machine:
         self.now += seconds
         self.busy += seconds
         self.rows += load.rows
+        if any(row.count == 1 for row in plan.rows):
+            self.gaps.append(seconds)
         self.steps += 1
         for row in plan.rows:
             tenant = self._arrived[row.sequence - 1]
@@ -157,6 +166,28 @@ def shares(seconds: float) -> list[list[str]]:
     return rows
 
 
+def pace() -> list[list[str]]:
+    """Time between tokens of the streams, and to the first token of the prompts, under several targets."""
+    rows = []
+    for target in (None, 0.05, 0.03, 0.02):
+        rng = random.Random(3)
+        streams = [(0.01, request(f"s{index}", "", 0.01, 64, 64, rng)) for index in range(8)]
+        streams = [(at, replace(one, stopping=Stopping(1000))) for at, one in streams]
+        prompts = [(1.0 + index, request(f"p{index}", "", 1.0 + index, 4000, 1, rng)) for index in range(8)]
+        machine = Machine("fcfs", target=target).run(streams + prompts, 1e9)
+        gaps = sorted(1000 * gap for gap in machine.gaps)
+        first = [one.first_token - one.arrival for name, one in machine.times.items() if name.startswith("p")]
+        shown = [gaps[int(len(gaps) * share)] for share in (0.5, 0.9, 0.99)]
+        rows.append(
+            [
+                "none" if target is None else f"{1000 * target:.0f}",
+                *(f"{gap:.1f}" for gap in (*shown, gaps[-1])),
+                f"{statistics.mean(first):.2f}",
+            ]
+        )
+    return rows
+
+
 def show(titles: list[str], rows: list[list[str]], markdown: bool) -> None:
     """A table for people, or for a page."""
     if markdown:
@@ -171,7 +202,7 @@ def show(titles: list[str], rows: list[list[str]], markdown: bool) -> None:
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=120.0, help="of virtual time")
     parser.add_argument("--markdown", action="store_true")
@@ -183,6 +214,8 @@ def main() -> None:
         shares(options.seconds),
         options.markdown,
     )
+    titles = ["target ms", "ITL p50 ms", "p90", "p99", "longest", "TTFT of prompts, mean s"]
+    show(titles, pace(), options.markdown)
 
 
 if __name__ == "__main__":
