@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from octavo.cache.tier import TierReading
 from octavo.engine.client import EngineStats
 from octavo.flow.delta import TextDelta
 from octavo.flow.request import GenerationRequest
@@ -122,3 +123,25 @@ class EngineMeter:
         if steps > 0:
             sink.add(metrics.STEPS, steps)
             sink.observe(metrics.STEP_SECONDS, (stats.step_seconds - last.step_seconds) / steps, steps)
+        sink.add(metrics.PREEMPTIONS_SPILLED, stats.spilled - last.spilled)
+        before = {tier.name: tier for tier in last.tiers}
+        for tier in stats.tiers:
+            self._read_tier(tier, before.get(tier.name, TierReading(tier.name)))
+
+    def _read_tier(self, tier: TierReading, last: TierReading) -> None:
+        sink, name = self._sink, (tier.name,)
+        sink.set(metrics.TIER_BLOCKS, tier.blocks, name)
+        sink.set(metrics.TIER_CAPACITY, tier.capacity, name)
+        sink.set(metrics.TIER_ACTIVE, tier.active, name)
+        sink.set(metrics.TIER_BLOCK_SECONDS, tier.page_seconds, name)
+        sink.add(metrics.TIER_HITS, tier.hits - last.hits, name)
+        sink.add(metrics.TIER_BYPASSED, tier.bypassed - last.bypassed, name)
+        sink.add(metrics.TIER_EVICTIONS, tier.evictions - last.evictions, name)
+        sink.add(metrics.TIER_READ_BYTES, tier.read_bytes - last.read_bytes, name)
+        sink.add(metrics.TIER_WRITTEN_BYTES, tier.written_bytes - last.written_bytes, name)
+        for metric, causes, known in (
+            (metrics.TIER_MISSES, tier.misses, dict(last.misses)),
+            (metrics.TIER_REFUSALS, tier.refusals, dict(last.refusals)),
+        ):
+            for cause, count in causes:
+                sink.add(metric, count - known.get(cause, 0), (tier.name, cause))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from octavo.cache.manager import CacheStats
+from octavo.cache.tier import TierReading
 
 
 @dataclass(slots=True)
@@ -40,3 +41,4 @@ class SchedulerStats:
     paused: bool = False
     prompt_room: int = 0
     retry_after: float = 0.0
+    tiers: tuple[TierReading, ...] = ()

@@ -65,6 +65,50 @@ CACHE_USAGE = Metric(
     ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
 )
 CACHE_BLOCKS = Metric("octavo_cache_blocks", "gauge", "blocks", "KV cache blocks in the pool.")
+TIER_BLOCKS = Metric(
+    "octavo_cache_tier_blocks", "gauge", "blocks", "Cached blocks that a tier holds.", labels=("tier",)
+)
+TIER_CAPACITY = Metric("octavo_cache_tier_capacity", "gauge", "blocks", "Most that a tier may hold.", labels=("tier",))
+TIER_ACTIVE = Metric(
+    "octavo_cache_tier_active", "gauge", "bool", "0 while a tier is left alone after failures.", labels=("tier",)
+)
+TIER_BLOCK_SECONDS = Metric(
+    "octavo_cache_tier_block_seconds",
+    "gauge",
+    "seconds",
+    "Time that reading one block takes, measured; 0 is not known yet.",
+    labels=("tier",),
+)
+TIER_HITS = Metric("octavo_cache_tier_hits", "counter", "blocks", "Blocks that came back.", labels=("tier",))
+TIER_MISSES = Metric(
+    "octavo_cache_tier_misses",
+    "counter",
+    "blocks",
+    "Blocks that did not come back: absent (counted once a prompt), late, missing, torn, corrupt, foreign, stale, "
+    "room or error.",
+    labels=("tier", "cause"),
+)
+TIER_REFUSALS = Metric(
+    "octavo_cache_tier_refusals",
+    "counter",
+    "blocks",
+    "Blocks that a tier did not take: room, full, error, missing, or resting after failures.",
+    labels=("tier", "cause"),
+)
+TIER_BYPASSED = Metric(
+    "octavo_cache_tier_bypassed",
+    "counter",
+    "blocks",
+    "Blocks that a tier was not asked for or given, because computing them is quicker.",
+    labels=("tier",),
+)
+TIER_EVICTIONS = Metric(
+    "octavo_cache_tier_evictions", "counter", "blocks", "Blocks that had to make room in a tier.", labels=("tier",)
+)
+TIER_READ_BYTES = Metric("octavo_cache_tier_read_bytes", "counter", "bytes", "Read from a tier.", labels=("tier",))
+TIER_WRITTEN_BYTES = Metric(
+    "octavo_cache_tier_written_bytes", "counter", "bytes", "Written to a tier.", labels=("tier",)
+)
 PREFIX_QUERIES = Metric(
     "octavo_prefix_cache_queries",
     "counter",
@@ -106,6 +150,12 @@ PROMPT_ROOM = Metric(
     "Prompt tokens that fit beside decoding into the target of --target-itl-ms; 0 without a target.",
 )
 PAUSED = Metric("octavo_paused", "gauge", "flag", "1 while no new requests are started.")
+PREEMPTIONS_SPILLED = Metric(
+    "octavo_preemptions_spilled",
+    "counter",
+    "preemptions",
+    "Of these, those whose blocks come back from a tier, since that is quicker than computing them.",
+)
 PROMPT_TOKENS = Metric(
     "octavo_prompt_tokens",
     "counter",
@@ -253,6 +303,8 @@ METRICS: tuple[Metric, ...] = (
     *(QUEUE_SECONDS, PREFILL_SECONDS, DECODE_SECONDS, INFERENCE_SECONDS),
     *(REQUEST_PROMPT_TOKENS, REQUEST_GENERATION_TOKENS, REQUEST_MAX_TOKENS, REQUEST_CHOICES),
     *(ENGINE_DEATHS, HTTP_REQUESTS),
+    *(TIER_BLOCKS, TIER_CAPACITY, TIER_ACTIVE, TIER_BLOCK_SECONDS, TIER_HITS, TIER_MISSES, TIER_REFUSALS),
+    *(TIER_BYPASSED, TIER_EVICTIONS, TIER_READ_BYTES, TIER_WRITTEN_BYTES, PREEMPTIONS_SPILLED),
 )
 
 
