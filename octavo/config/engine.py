@@ -70,9 +70,24 @@ class CacheConfig:
 
     block_size: Literal[16, 32] = option(16, "tokens a cache block holds")
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = option("auto", "type of cached keys and values")
-    kv_cache_memory_bytes: str | None = size(None, "size of the KV cache, e.g. 2GiB (default: from what is free)")
-    gpu_memory_utilization: float = option(
-        0.5, "share of free memory the KV cache may take when no size is given", within=(0.01, 1.0)
+    kv_cache_size: str | None = field(
+        default=None,
+        metadata={
+            "help": "what the KV cache takes: a share of what is free after the weights, as 0.9, or a size, as 8GiB "
+            "(default: what is useful, within half of what is free)",
+            "cache_size": True,
+            "flags": (),
+            "metavar": "SHARE|SIZE",
+        },
+    )
+    kv_cache_memory_bytes: str | None = size(None, "size of the KV cache, e.g. 2GiB: vLLM's name for --kv-cache-size")
+    leave_free: str | None = size(
+        None, "memory that the KV cache leaves to others, e.g. 2GiB; alone: the cache takes all the rest"
+    )
+    gpu_memory_utilization: float | None = option(
+        None,
+        "most of the free memory that the KV cache may take when no size is given (default: 0.5)",
+        within=(0.01, 1.0),
     )
     num_gpu_blocks_override: int | None = option(
         None, "number of cache blocks, whatever the memory", within=(1, _WHOLE)

@@ -6,9 +6,12 @@ OCTAVO_THREADS     compute threads, unless --threads is given
 OCTAVO_ISA         instruction set of the native kernels, unless --isa is given
 OCTAVO_SERVER_DEV_MODE   1: serve the operators' routes (/pause ...); VLLM_SERVER_DEV_MODE is understood as well
 OCTAVO_API_KEY     key that requests must carry, unless --api-key is given; VLLM_API_KEY is understood as well
+
+Of vLLM's variables also VLLM_CPU_KVCACHE_SPACE: size of the KV cache in GiB, unless a flag sizes it; 0 counts as unset.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +30,7 @@ class Environment:
     isa: str | None = None
     api_key: str | None = None
     dev_mode: bool = False
+    kv_cache_bytes: int | None = None
 
 
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
@@ -43,6 +47,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         isa=_one_of(found, "OCTAVO_ISA", choices_of("isa")),
         api_key=found.get("OCTAVO_API_KEY") or found.get("VLLM_API_KEY"),
         dev_mode="1" in (found.get("OCTAVO_SERVER_DEV_MODE"), found.get("VLLM_SERVER_DEV_MODE")),
+        kv_cache_bytes=_gibibytes(found, "VLLM_CPU_KVCACHE_SPACE"),
     )
 
 
@@ -62,6 +67,15 @@ def _positive(variables: Mapping[str, str], name: str) -> int | None:
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"{name}={text}: a positive whole number is expected")
     return int(text)
+
+
+def _gibibytes(variables: Mapping[str, str], name: str) -> int | None:
+    text = variables.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise ConfigError(f"{name}={text}: a number of GiB is expected")
+    return round(float(text) * (1 << 30)) or None
 
 
 def _one_of(variables: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str | None:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from octavo.config.engine import CacheConfig, EngineConfig
+from octavo.config.engine import EngineConfig
 from octavo.config.environment import Environment
 from octavo.config.machine import Machine
 from octavo.config.profile import PROFILES, Profile
+from octavo.config.sizing import Demand, Request, Setup, grant, read_wish, too_small
 from octavo.config.values import format_size, parse_size
 from octavo.errors import ConfigError, UnsupportedError
 
@@ -127,28 +128,59 @@ def resolve_model(
 
 
 def resolve_cache(
-    config: EngineConfig, model: ResolvedModel, page_bytes: int, least_blocks: int, memory_available: int
+    config: EngineConfig,
+    model: ResolvedModel,
+    page_bytes: int,
+    least_blocks: int,
+    memory_available: int,
+    environment_bytes: int | None = None,
 ) -> ResolvedCache:
     """Decide the number of blocks.
 
     Args:
         page_bytes: what a block takes, all layers of its group together.
         least_blocks: what one sequence of the longest length needs.
-        memory_available: bytes free now, weights loaded.
+        memory_available: bytes free for it, weights and buffers counted.
+        environment_bytes: what the environment says, where no flag does.
 
     Raises:
-        ConfigError: the memory does not hold one sequence of `max_model_len` tokens; says what would.
+        ConfigError: the memory does not hold what is asked for, or one sequence of `max_model_len` tokens.
     """
-    blocks = _num_blocks(config, model, page_bytes, least_blocks, memory_available)
-    if blocks.value < least_blocks:
-        needed = format_size(least_blocks * page_bytes)
-        raise ConfigError(
-            f"a KV cache of {blocks.value} blocks ({format_size(blocks.value * page_bytes)}; {blocks.reason}) is too "
-            f"small for one sequence of max_model_len {model.max_model_len.value}, which takes {needed}: "
-            "lower --max-model-len or raise --kv-cache-memory-bytes"
-        )
+    demand = Demand(page_bytes, least_blocks, model.max_num_seqs.value)
+    wish = read_wish(config.cache, environment_bytes)
+    granted = grant(wish, _profile(config), _default_cache_reason(config), demand, memory_available)
+    problem = granted.problem
+    if not problem and granted.blocks < least_blocks:
+        problem = too_small(granted, page_bytes, least_blocks, sequences=1, length=model.max_model_len.value)
+    if problem:
+        raise ConfigError(f"{problem}: lower --max-model-len, or change --kv-cache-size (--kv-cache-memory-bytes)")
+    blocks = Choice(granted.blocks, granted.reason)
     return ResolvedCache(
         blocks, Choice(blocks.value * page_bytes, f"{blocks.value} blocks of {format_size(page_bytes)}")
+    )
+
+
+def sizing_request(config: EngineConfig, model: ResolvedModel, environment: Environment, available: int) -> Request:
+    """The question whether a configuration fits, of which nothing is loaded yet.
+
+    Args:
+        available: bytes that are free before anything is loaded.
+    """
+    setup = Setup(
+        max_model_len=model.max_model_len.value,
+        max_num_seqs=model.max_num_seqs.value,
+        max_num_batched_tokens=model.max_num_batched_tokens.value,
+        kv_cache_dtype=model.kv_cache_dtype.value,
+        block_size=model.block_size.value,
+        chunked=config.scheduling.enable_chunked_prefill,
+    )
+    return Request(
+        setup=setup,
+        wish=read_wish(config.cache, environment.kv_cache_bytes),
+        profile=_profile(config),
+        default_reason=_default_cache_reason(config),
+        available=available,
+        reserved=0 if config.cache.kv_host is None else parse_size(config.cache.kv_host),
     )
 
 
@@ -201,6 +233,7 @@ def resolve_tiers(config: EngineConfig, environment: Environment, backend: str) 
 
 
 def _refuse_what_is_missing(config: EngineConfig) -> None:
+    read_wish(config.cache)  # flags that contradict each other are told before anything is loaded
     if config.model.trust_remote_code:
         raise UnsupportedError("trust_remote_code: Octavo never runs code from a checkpoint; leave it out")
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
@@ -290,7 +323,7 @@ def _max_batched_tokens(config: EngineConfig, threads: int, max_num_seqs: int, m
         return Choice(asked, _ASKED)
     profile = _profile(config)
     wanted = profile.scaled(512 if threads <= _SMALL_MACHINE_THREADS else 2048, profile.step_tokens)
-    wanted = max(wanted, max_num_seqs)
+    wanted = max(min(wanted, max_num_seqs * max_model_len), max_num_seqs)  # more can never come together
     if whole and wanted < max_model_len:
         return Choice(max_model_len, "max_model_len, since prompts are not chunked")
     default = f"the default with {threads} threads: long prompts delay running ones by one chunk only"
@@ -305,23 +338,6 @@ def _weight_cache_dir(config: EngineConfig, environment: Environment) -> Choice[
     return Choice(environment.cache_dir / "weights", "in the cache directory (OCTAVO_CACHE_DIR)")
 
 
-def _num_blocks(
-    config: EngineConfig, model: ResolvedModel, page_bytes: int, least_blocks: int, memory_available: int
-) -> Choice[int]:
-    if config.cache.num_gpu_blocks_override is not None:
-        return Choice(config.cache.num_gpu_blocks_override, "num_gpu_blocks_override")
-    if config.cache.kv_cache_memory_bytes is not None:
-        asked = parse_size(config.cache.kv_cache_memory_bytes)
-        return Choice(asked // page_bytes, "kv_cache_memory_bytes")
-    profile, share = _profile(config), config.cache.gpu_memory_utilization
-    if share == CacheConfig().gpu_memory_utilization:
-        share = profile.cache_share
-    affordable = int(memory_available * share) // page_bytes
-    wanted = max(profile.cache_bytes // page_bytes, least_blocks)
-    useful = least_blocks * model.max_num_seqs.value
-    if affordable < min(wanted, useful):
-        return Choice(affordable, f"{share:.0%} of the {format_size(memory_available)} that are free")
-    if useful <= wanted:
-        return Choice(useful, f"enough for {model.max_num_seqs.value} sequences of full length")
-    default = f"{format_size(profile.cache_bytes)}, or one sequence of full length if that is more"
-    return Choice(wanted, _by_profile(config, default))
+def _default_cache_reason(config: EngineConfig) -> str:
+    size = format_size(_profile(config).cache_bytes)
+    return _by_profile(config, f"{size}, or one sequence of full length if that is more")

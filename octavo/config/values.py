@@ -17,6 +17,7 @@ _SIZE_UNITS = {
     **{unit: 1024**n for n, unit in enumerate(("k", "m", "g", "t"), 1)},
 }
 _ALIASES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
+_LEAST_SIZE = 1 << 20  # bytes; a smaller number without a unit is meant as a share
 _SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -46,6 +47,28 @@ def parse_size(text: str | int) -> int:
     return round(float(match[1]) * _SIZE_UNITS[match[2]])
 
 
+def parse_cache_size(text: str) -> float | int:
+    """ "0.9" or "90%": a share, as float; "8GiB", "512MiB" or a number of bytes: as int.
+
+    Raises:
+        ConfigError: neither, or a share outside 0 .. 1.
+    """
+    percent = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
+    plain = re.fullmatch(r"\d*\.?\d+(?:e-?\d+)?", text.strip().lower())
+    if percent or (plain and float(plain[0]) < _LEAST_SIZE):
+        share = float(percent[1]) / 100 if percent else float(text)
+        if not 0 < share <= 1:
+            raise ConfigError(f"{text!r} is no share of what is free (0.01 .. 1), and a size has a unit, as 8GiB")
+        return share
+    try:
+        size = parse_size(text)
+    except ConfigError:
+        raise ConfigError(f"{text!r} is neither a share such as 0.9 nor a size such as 8GiB") from None
+    if size == 0:
+        raise ConfigError(f"{text!r} leaves no cache at all")
+    return size
+
+
 def format_size(count: float) -> str:
     """Bytes for people: "1.5 GiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -59,7 +82,8 @@ def coerce(name: str, kind: object, value: object, metadata: Mapping[str, Any]) 
     """Bring `value` (text of a command line, YAML, or a Python object) to option `name`'s type `kind`.
 
     Args:
-        metadata: the field's: `within` are the least and largest number, `size` tells that a text is a number of bytes.
+        metadata: the field's: `within` are the least and largest number, `size` tells that a text is a number of bytes,
+            `cache_size` that it is one or a share.
 
     Raises:
         ConfigError: it cannot be that type; names the option and what would be right.
@@ -68,6 +92,8 @@ def coerce(name: str, kind: object, value: object, metadata: Mapping[str, Any]) 
         result = _coerce(name, kind, value)
         if metadata.get("size") and result is not None:
             parse_size(str(result))
+        if metadata.get("cache_size") and result is not None:
+            parse_cache_size(str(result))
         if metadata.get("within") and isinstance(result, (int, float)):
             low, high = metadata["within"]
             if not low <= result <= high:

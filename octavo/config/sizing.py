@@ -1,0 +1,386 @@
+"""How much of the memory the KV cache gets, whether a configuration fits the machine, and what does when it does not.
+
+Pure arithmetic: what a model takes comes from a `Footprint`, which reads headers alone.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from octavo.config.engine import CacheConfig, choices_of
+from octavo.config.profile import Profile
+from octavo.config.values import format_size, parse_cache_size, parse_size
+from octavo.errors import ConfigError, UnsupportedError
+
+_MIB = 1 << 20
+_LEAST_LENGTH = 64  # tokens; a shorter context is no alternative worth telling
+_SHOWN = 3  # alternatives
+
+
+# --- what is asked for -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How large the cache shall be; at most one of `share` (of what is free), `size` (bytes) and `blocks` is set.
+
+    `source` names the option for messages. `most`: `share` is only a bound on the default size.
+    """
+
+    source: str
+    share: float | None = None
+    size: int | None = None
+    blocks: int | None = None
+    leave_free: int = 0  # bytes
+    most: bool = False
+
+
+def read_wish(cache: CacheConfig, environment_bytes: int | None = None) -> Wish:
+    """What the flags together ask for.
+
+    Args:
+        environment_bytes: VLLM_CPU_KVCACHE_SPACE, which any flag for the size overrules.
+
+    Raises:
+        ConfigError: two flags contradict each other.
+    """
+    named = ("kv_cache_size", "kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override")
+    given = [name for name in named if getattr(cache, name) is not None]
+    if len(given) > 1:
+        both = " and ".join(f"{name} {getattr(cache, name)}" for name in given)
+        raise ConfigError(f"{both}: each sizes the KV cache, give one of them")
+    leave = 0 if cache.leave_free is None else parse_size(cache.leave_free)
+    if cache.num_gpu_blocks_override is not None:
+        if leave:
+            raise ConfigError(
+                f"num_gpu_blocks_override {cache.num_gpu_blocks_override} and leave_free {cache.leave_free}: "
+                "a number of blocks looks at no memory, give one of them"
+            )
+        return Wish("num_gpu_blocks_override", blocks=cache.num_gpu_blocks_override)
+    if cache.kv_cache_size is not None:
+        asked = parse_cache_size(cache.kv_cache_size)
+        source = f"kv_cache_size {cache.kv_cache_size}"
+        if isinstance(asked, float):
+            return Wish(source, share=asked, leave_free=leave)
+        return Wish(source, size=asked, leave_free=leave)
+    if cache.kv_cache_memory_bytes is not None:
+        return Wish("kv_cache_memory_bytes", size=parse_size(cache.kv_cache_memory_bytes), leave_free=leave)
+    if cache.gpu_memory_utilization is not None:
+        return Wish("gpu_memory_utilization", share=cache.gpu_memory_utilization, leave_free=leave, most=True)
+    if environment_bytes is not None:
+        return Wish("VLLM_CPU_KVCACHE_SPACE", size=environment_bytes, leave_free=leave)
+    if leave:
+        return Wish(f"leave_free {cache.leave_free}", share=1.0, leave_free=leave)
+    return Wish("the default", most=True)
+
+
+# --- what it comes to ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the cache is for. `page`: bytes of a block; `sequence`: most blocks of one sequence of full length."""
+
+    page: int
+    sequence: int
+    max_num_seqs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Blocks, why so many, and what makes that impossible ("": nothing)."""
+
+    blocks: int
+    reason: str
+    problem: str = ""
+
+
+def grant(wish: Wish, profile: Profile, default_reason: str, demand: Demand, free: int) -> Grant:
+    """The number of blocks.
+
+    Args:
+        default_reason: why the profile's cache size.
+        free: bytes left when weights and buffers are there; may be negative.
+    """
+    if wish.blocks is not None:
+        return Grant(wish.blocks, wish.source)
+    room = max(0, free - wish.leave_free)
+    left = f"the {format_size(max(0, free))} that are free"
+    if wish.leave_free:
+        left += f", less the {format_size(wish.leave_free)} to leave"
+    if wish.leave_free and room == 0:
+        return Grant(
+            0, wish.source, f"leave_free {format_size(wish.leave_free)} leaves nothing of {left.split(',')[0]}"
+        )
+    if wish.size is not None:
+        problem = f"{wish.source} ({format_size(wish.size)}) exceeds {left}" if wish.size > room else ""
+        return Grant(wish.size // demand.page, wish.source, problem)
+    if not wish.most:
+        share = wish.share or 1.0
+        return Grant(int(room * share) // demand.page, f"{wish.source}: {share:.0%} of {left}")
+    share = profile.cache_share if wish.share is None else wish.share
+    affordable = int(room * share) // demand.page
+    wanted = max(profile.cache_bytes // demand.page, demand.sequence)
+    useful = demand.sequence * demand.max_num_seqs
+    if affordable < min(wanted, useful):
+        return Grant(affordable, f"{share:.0%} of {left}")
+    if useful <= wanted:
+        return Grant(useful, f"enough for {demand.max_num_seqs} sequences of full length")
+    return Grant(wanted, default_reason)
+
+
+# --- whether it fits -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The choices that memory depends on."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_dtype: str
+    block_size: int
+    chunked: bool = True  # prompts may be split over steps
+
+
+class Footprint(Protocol):
+    """Bytes and blocks that a model takes under a setup."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Weights, as packed for the kernels."""
+        ...
+
+    def buffer_bytes(self, setup: Setup) -> int:
+        """Everything beside weights and cache: activations of the largest step, logits, rope tables, token history."""
+        ...
+
+    def page_bytes(self, setup: Setup) -> int:
+        """A cache block.
+
+        Raises:
+            ConfigError, UnsupportedError: this model or machine has no such cache.
+        """
+        ...
+
+    def sequence_blocks(self, setup: Setup) -> int:
+        """Most blocks that a sequence of `max_model_len` tokens ever holds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A configuration on a machine. `available`: bytes free before anything is loaded; `reserved`: bytes that other
+    parts of the engine were promised; `sequences`: how many of full length must fit at a time."""
+
+    setup: Setup
+    wish: Wish
+    profile: Profile
+    default_reason: str
+    available: int
+    reserved: int = 0
+    sequences: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a configuration comes to. Bytes; `problem` is "" when it fits."""
+
+    weight_bytes: int
+    buffer_bytes: int
+    page_bytes: int
+    sequence_blocks: int
+    free: int  # left for the cache; negative when the rest does not fit
+    blocks: int
+    reason: str
+    problem: str
+
+    @property
+    def cache_bytes(self) -> int:
+        """The cache."""
+        return self.blocks * self.page_bytes
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of full length that the cache holds at a time."""
+        return self.blocks // max(1, self.sequence_blocks)
+
+
+def measure(footprint: Footprint, request: Request) -> Fit:
+    """Lay weights, buffers and cache into the memory that is there."""
+    setup = request.setup
+    weights, buffers = footprint.weight_bytes, footprint.buffer_bytes(setup)
+    page, sequence = footprint.page_bytes(setup), footprint.sequence_blocks(setup)
+    free = request.available - request.reserved - weights - buffers
+    demand = Demand(page, sequence, setup.max_num_seqs)
+    granted = grant(request.wish, request.profile, request.default_reason, demand, free)
+    problem = granted.problem
+    needed = request.sequences * sequence
+    if request.wish.blocks is None and free <= 0:
+        problem = (
+            f"weights take {format_size(weights)} and buffers {format_size(buffers)}"
+            + (f", slower tiers {format_size(request.reserved)}" if request.reserved else "")
+            + f", but {format_size(request.available)} of memory are free"
+        )
+    elif not problem and granted.blocks < needed:
+        problem = too_small(granted, page, needed, sequences=request.sequences, length=setup.max_model_len)
+    return Fit(weights, buffers, page, sequence, free, granted.blocks, granted.reason, problem)
+
+
+def too_small(granted: Grant, page: int, needed: int, *, sequences: int, length: int) -> str:
+    """Why a cache does not do, with the numbers."""
+    many = "one sequence" if sequences == 1 else f"{sequences} sequences"
+    return (
+        f"a KV cache of {granted.blocks} blocks ({format_size(granted.blocks * page)}; {granted.reason}) is too small "
+        f"for {many} of max_model_len {length}, which take{'s' if sequences == 1 else ''} {needed} blocks "
+        f"({format_size(needed * page)})"
+    )
+
+
+# --- what would ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A change that makes it fit: flags to copy, and what they come to."""
+
+    flags: str
+    effect: str
+
+
+def alternatives(
+    footprint: Footprint, request: Request, files: Sequence[tuple[str, Footprint]] = ()
+) -> list[Alternative]:
+    """The best changes that fit, at most three: what loses nothing first, then single changes, then two together.
+
+    Args:
+        files: names and footprints of the same model in smaller formats.
+    """
+    found: list[Alternative] = []
+    for change in (_larger_cache, _shorter, _smaller_type, _smaller_step):
+        found += change(footprint, request)
+    found += _smaller_files(files, request)
+    if not found:
+        found = list(_two_changes(footprint, request))
+    return found[:_SHOWN]
+
+
+def _fits(footprint: Footprint, request: Request) -> bool:
+    return not measure(footprint, request).problem
+
+
+def _larger_cache(footprint: Footprint, request: Request) -> Iterator[Alternative]:
+    """The size that is needed, when memory has it; for a size that memory does not have, the largest there is."""
+    fit = measure(footprint, request)
+    if request.wish.blocks is not None:
+        needed = request.sequences * fit.sequence_blocks
+        if fit.blocks < needed:
+            yield Alternative(f"--num-gpu-blocks-override {needed}", f"{format_size(needed * fit.page_bytes)} of cache")
+        return
+    needed = -(-request.sequences * fit.sequence_blocks * fit.page_bytes // _MIB) * _MIB
+    size = needed
+    if request.wish.size is not None and request.wish.size > needed:
+        size = max(0, fit.free - request.wish.leave_free) // _MIB * _MIB
+    if needed <= size <= fit.free - request.wish.leave_free:
+        yield Alternative(
+            f"--kv-cache-size {size // _MIB}MiB", f"of the {format_size(fit.free)} free for it; other flags as they are"
+        )
+    elif needed <= fit.free and request.wish.leave_free:
+        left = (fit.free - needed) // _MIB
+        yield Alternative(f"--leave-free {left}MiB", f"the cache takes {format_size(needed)}")
+
+
+def _shorter(footprint: Footprint, request: Request) -> Iterator[Alternative]:
+    """The longest context that fits."""
+    length = _longest(footprint, request)
+    if length:
+        yield Alternative(f"--max-model-len {length}", f"instead of {request.setup.max_model_len}")
+
+
+def _longest(footprint: Footprint, request: Request) -> int:
+    """Tokens, whole blocks of them; 0 when even a short context does not fit. Needs grow with the length."""
+    setup = request.setup
+
+    def fits(blocks: int) -> bool:
+        return _fits(footprint, replace(request, setup=replace(setup, max_model_len=blocks * setup.block_size)))
+
+    low, high = -(-_LEAST_LENGTH // setup.block_size), (setup.max_model_len - 1) // setup.block_size
+    if high < low or not fits(low):
+        return 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low * setup.block_size
+
+
+def _smaller_types(footprint: Footprint, setup: Setup) -> list[str]:
+    """Cache types whose blocks are smaller than now, the most exact first."""
+    sizes: dict[str, int] = {}
+    for dtype in choices_of("kv_cache_dtype"):
+        try:
+            sizes[dtype] = footprint.page_bytes(replace(setup, kv_cache_dtype=dtype))
+        except (ConfigError, UnsupportedError, KeyError):
+            continue  # "auto", or none of this backend's
+    now = footprint.page_bytes(setup)
+    return sorted((dtype for dtype, size in sizes.items() if size < now), key=lambda dtype: -sizes[dtype])
+
+
+def _smaller_type(footprint: Footprint, request: Request) -> Iterator[Alternative]:
+    for dtype in _smaller_types(footprint, request.setup):
+        changed = replace(request, setup=replace(request.setup, kv_cache_dtype=dtype))
+        if _fits(footprint, changed):
+            yield Alternative(f"--kv-cache-dtype {dtype}", f"instead of {request.setup.kv_cache_dtype}")
+            return
+
+
+def _smaller_step(footprint: Footprint, request: Request) -> Iterator[Alternative]:
+    """The largest halving of a step's sequences and tokens that fits."""
+    setup = request.setup
+    least_tokens = 1 if setup.chunked else setup.max_model_len
+    seqs, tokens = setup.max_num_seqs, setup.max_num_batched_tokens
+    while seqs > request.sequences or tokens > max(least_tokens, seqs, setup.block_size):
+        seqs = max(request.sequences, seqs // 2)
+        tokens = max(least_tokens, seqs, tokens // 2)
+        smaller = replace(setup, max_num_seqs=seqs, max_num_batched_tokens=tokens)
+        if _fits(footprint, replace(request, setup=smaller)):
+            yield Alternative(
+                f"--max-num-seqs {seqs} --max-num-batched-tokens {tokens}",
+                f"instead of {setup.max_num_seqs} and {setup.max_num_batched_tokens}",
+            )
+            return
+
+
+def _smaller_files(files: Sequence[tuple[str, Footprint]], request: Request) -> Iterator[Alternative]:
+    """The largest of the files with which it fits: the least is lost."""
+    for name, footprint in sorted(files, key=lambda file: -file[1].weight_bytes):
+        if _fits(footprint, request):
+            yield Alternative(f"--model {name}", f"its weights take {format_size(footprint.weight_bytes)}")
+            return
+
+
+def _two_changes(footprint: Footprint, request: Request) -> Iterator[Alternative]:
+    """A shorter context together with another saving, where one alone is not enough."""
+    setup = request.setup
+    savings: list[tuple[str, Callable[[], Setup]]] = [
+        (f"--kv-cache-dtype {dtype}", lambda dtype=dtype: replace(setup, kv_cache_dtype=dtype))
+        for dtype in _smaller_types(footprint, setup)
+    ]
+    if setup.chunked:
+        seqs = request.sequences
+        tokens = max(seqs, setup.block_size)
+        flags = f"--max-num-seqs {seqs} --max-num-batched-tokens {tokens}"
+        savings.append((flags, lambda: replace(setup, max_num_seqs=seqs, max_num_batched_tokens=tokens)))
+    for flags, saved in savings:
+        length = _longest(footprint, replace(request, setup=saved()))
+        if length:
+            yield Alternative(f"{flags} --max-model-len {length}", f"instead of {setup.max_model_len} tokens")
+
+
+def refusal(problem: str, found: Sequence[Alternative]) -> str:
+    """The text of an error: what does not fit, and flags to copy."""
+    if not found:
+        return f"{problem}\nnothing smaller fits either: free memory, or take a smaller model or format"
+    width = max(len(alternative.flags) for alternative in found)
+    lines = [f"  {alternative.flags:{width}}  {alternative.effect}" for alternative in found]
+    return "\n".join([problem, "what fits:", *lines])
