@@ -6,12 +6,12 @@ Everything is computed with whole arrays; only reading the plan's fields costs P
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from octavo.execution.slots import Integers, Records, SlotOccupant, SlotTable
 from octavo.flow.plan import PlannedRow, StepPlan
 from octavo.flow.request import Sampling
 from octavo.kernels.cpu.structs import SAMPLING_RECORD
+from octavo.ops.interface import RowRules
 
 _INT32 = 4  # bytes
 
@@ -55,20 +55,6 @@ class StepInputs:
         return len(self.sampled_rows)
 
 
-@dataclass(frozen=True, slots=True)
-class RowRules:
-    """One row's rules as plain values, for runners that have no use for native records.
-
-    `banned` must not be drawn. Views of the history: valid until the next step.
-    """
-
-    sampling: Sampling
-    prompt: Integers
-    output: Integers
-    output_index: int
-    banned: tuple[int, ...] = ()
-
-
 def build_inputs(plan: StepPlan, table: SlotTable) -> StepInputs:
     """The arrays of `plan`; `table` has taken over the plan already."""
     rows = plan.rows
@@ -106,7 +92,7 @@ def build_inputs(plan: StepPlan, table: SlotTable) -> StepInputs:
 
 
 def rules_of(inputs: StepInputs, row: int) -> RowRules:
-    """The rules of sampled row `row`."""
+    """The rules of sampled row `row` as plain values, for runners that have no use for native records."""
     sequence = int(inputs.row_sequences[row])
     planned = inputs.planned[sequence]
     occupant = inputs.table.occupant(planned.slot)
@@ -115,10 +101,10 @@ def rules_of(inputs: StepInputs, row: int) -> RowRules:
     if row >= inputs.drawn:
         token = int(history[inputs.positions[inputs.sampled_rows[row]] + 1])
         only = Sampling(temperature=0.0, logprobs=occupant.sampling.prompt_logprobs, allowed_token_ids=(token,))
-        return RowRules(only, history[:0], history[:0], 0)
-    length = int(inputs.table.lengths[planned.slot])
+        return RowRules(only, (), (), 0)
+    tokens: list[int] = history[: inputs.table.lengths[planned.slot]].tolist()
     banned = occupant.arrival.stop_ids if planned.suppress_stop else ()
-    return RowRules(occupant.sampling, history[:prompt_len], history[prompt_len:length], planned.output_index, banned)
+    return RowRules(occupant.sampling, tokens[:prompt_len], tokens[prompt_len:], planned.output_index, banned)
 
 
 def _sampling_of(rows: tuple[PlannedRow, ...], drawing: Integers, slots: Integers, table: SlotTable) -> Records:
@@ -172,8 +158,3 @@ def _add_prompt_rows(
     inputs.row_sequences = np.concatenate([inputs.row_sequences, np.full(len(tokens), sequence, np.int32)])
     inputs.sampling = np.concatenate([inputs.sampling, records])
     inputs.top_count = max(inputs.top_count, asked)
-
-
-def context_lengths(inputs: StepInputs) -> NDArray[np.int32]:
-    """Tokens in the cache of each sequence once the step's are written, [S]."""
-    return inputs.starts + np.diff(inputs.query_starts)

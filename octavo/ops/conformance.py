@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.flow.request import Sampling
-from octavo.ops.interface import LayerCache, Ops, RopeTable, StepHandles
-from octavo.ops.reference import RowRules, Span
+from octavo.ops.interface import LayerCache, Ops, RopeTable, RowRules, StepHandles
+from octavo.ops.reference import Span
 from octavo.ops.weight import Packer, StoredTensor
 from octavo.spec.decoder import AttentionSpec, NormSpec, RopeSpec
 

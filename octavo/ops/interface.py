@@ -7,9 +7,11 @@ Type variables in words: `A` is a backend's activation (torch: Tensor; native: n
 vector of float32 (gain, bias), `I` its handle of an integer array of the step.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from octavo.flow.request import Sampling
 from octavo.ops.weight import PackedWeight
 from octavo.spec.decoder import Activation as ActivationKind
 from octavo.spec.decoder import AttentionSpec
@@ -35,6 +37,17 @@ class RopeTable:
     width: int
     cos: object
     sin: object
+
+
+@dataclass(frozen=True, slots=True)
+class RowRules:
+    """One sampled row's rules and its tokens so far (prompt, then outputs). `banned`: ids that must not be drawn."""
+
+    sampling: Sampling
+    prompt: Sequence[int]
+    output: Sequence[int]
+    output_index: int
+    banned: Sequence[int] = ()
 
 
 class StepHandles(Protocol[Handle]):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.flow.request import Sampling
-from octavo.ops.interface import LayerCache, RopeTable
+from octavo.ops.interface import LayerCache, RopeTable, RowRules
 from octavo.ops.philox import uniform
 from octavo.ops.weight import PackedWeight
 from octavo.spec.decoder import Activation as ActivationKind
@@ -29,17 +29,6 @@ class Span:
     count: int
     start: int
     slot: int
-
-
-@dataclass(slots=True)
-class RowRules:
-    """One sampled row's rules and its tokens so far (prompt, then outputs). `banned`: ids that must not be drawn."""
-
-    sampling: Sampling
-    prompt: Sequence[int]
-    output: Sequence[int]
-    output_index: int
-    banned: Sequence[int] = ()
 
 
 @dataclass(slots=True)

@@ -18,7 +18,8 @@ from octavo.kernels.cpu.step import NativeStep
 from octavo.kernels.cpu.structs import CACHE_FORMAT_OF_DTYPE, SAMPLING_RECORD
 from octavo.kernels.cpu.team import ThreadTeam
 from octavo.ops.conformance import CacheShape, DrawnArrays, Scene
-from octavo.ops.reference import ReferenceOps, RowRules
+from octavo.ops.interface import RowRules
+from octavo.ops.reference import ReferenceOps
 
 ISAS = supported_isas()
 

@@ -8,7 +8,7 @@ import pytest
 
 from octavo.errors import InternalError
 from octavo.execution.slots import SlotTable
-from octavo.execution.step_inputs import build_inputs, context_lengths, rules_of
+from octavo.execution.step_inputs import build_inputs, rules_of
 from octavo.flow.plan import PlannedRow, SlotArrival, StepPlan
 from octavo.flow.request import Sampling
 from octavo.kernels.cpu.structs import SAMPLING_RECORD
@@ -51,7 +51,6 @@ def test_mixed_rows_become_flat_arrays(table):
     assert inputs.slots.tolist() == [2, 0, 2]
     assert inputs.sampled_rows.tolist() == [5, 16]
     assert inputs.row_sequences.tolist() == [1, 2]
-    assert context_lengths(inputs).tolist() == [9, 3, 20]
     assert (inputs.tokens, inputs.sequences, inputs.rows, inputs.drawn) == (17, 3, 2, 2)
     for array in (inputs.token_ids, inputs.positions, inputs.query_starts, inputs.slots, inputs.sampled_rows):
         assert array.dtype == np.int32
@@ -98,7 +97,7 @@ def test_plain_rules_are_the_same_rules(table):
     table.apply(plan)
     rules = rules_of(build_inputs(plan, table), 0)
     assert rules.sampling is RULED
-    assert (rules.prompt.tolist(), rules.output.tolist()) == ([1, 2], [3])
+    assert (rules.prompt, rules.output) == ([1, 2], [3])
     assert (rules.output_index, rules.banned) == (1, (8, 6))
 
 

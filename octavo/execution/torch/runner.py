@@ -13,7 +13,7 @@ from octavo.execution.runner import StepOutputs
 from octavo.execution.step_inputs import StepInputs, rules_of
 from octavo.execution.torch.storage import TorchStore
 from octavo.model.decoder import Decoder
-from octavo.ops.reference import Drawn, ReferenceOps, RowRules, Span
+from octavo.ops.reference import Drawn, ReferenceOps, Span
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class TorchRunner:
 
     def _through(self, inputs: StepInputs, forward: Callable[[ReferenceOps, TorchStep], T]) -> tuple[ReferenceOps, T]:
         self._store.use_tables(inputs.table.tables)
-        ops = ReferenceOps(_spans(inputs), [_rules(inputs, row) for row in range(inputs.rows)], self._store)
+        ops = ReferenceOps(_spans(inputs), [rules_of(inputs, row) for row in range(inputs.rows)], self._store)
         step = TorchStep(*map(torch.from_numpy, (inputs.token_ids, inputs.positions, inputs.sampled_rows)))
         with torch.inference_mode():
             return ops, forward(ops, step)
@@ -71,11 +71,6 @@ def _spans(inputs: StepInputs) -> list[Span]:
         Span(int(bounds[s]), int(bounds[s + 1] - bounds[s]), int(inputs.starts[s]), int(inputs.slots[s]))
         for s in range(inputs.sequences)
     ]
-
-
-def _rules(inputs: StepInputs, row: int) -> RowRules:
-    rules = rules_of(inputs, row)
-    return RowRules(rules.sampling, rules.prompt.tolist(), rules.output.tolist(), rules.output_index, rules.banned)
 
 
 def _outputs(drawn: Drawn, inputs: StepInputs) -> StepOutputs:
