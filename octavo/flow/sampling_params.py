@@ -16,10 +16,10 @@ LARGEST_BIAS = 100.0  # OpenAI's range of a logit bias is +-100; others are brou
 # Names that older clients send. They never did what people expect here, so they are refused rather than passed over.
 _REMOVED = {
     "best_of": "use n and choose among the answers",
-    "use_beam_search": "use LLM.beam_search with BeamSearchParams, or use_beam_search in the server's API",
-    "early_stopping": "use LLM.beam_search with BeamSearchParams, or use_beam_search in the server's API",
-    "length_penalty": "use LLM.beam_search with BeamSearchParams, or use_beam_search in the server's API",
-    "beam_width": "use LLM.beam_search with BeamSearchParams, or use_beam_search in the server's API",
+    "use_beam_search": "use LLM.beam_search with BeamSearchParams",
+    "early_stopping": "use LLM.beam_search with BeamSearchParams",
+    "length_penalty": "use LLM.beam_search with BeamSearchParams",
+    "beam_width": "use LLM.beam_search with BeamSearchParams",
     "logits_processors": "use logit_bias, allowed_token_ids or bad_words",
     "truncate_prompt_tokens": "shorten the prompt before sending it",
     "guided_decoding": "structured output is not supported yet",

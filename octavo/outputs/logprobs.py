@@ -1,9 +1,8 @@
-"""What a request gets to see of log-probabilities: as many alternatives as it asked for, and texts that join."""
+"""What a request gets to see of log-probabilities: as many alternatives as it asked for, and token texts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from octavo.flow.result import TokenLogprobs
-from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.tokenizer import Tokenizer
 
 
@@ -20,19 +19,6 @@ def limited(entries: Sequence[TokenLogprobs], count: int | None) -> tuple[TokenL
         else TokenLogprobs(entry.token_ids[:kept], entry.logprobs[:kept], entry.rank)
         for entry in entries
     )
-
-
-def token_texts(tokenizer: Tokenizer, ids: Iterable[int], at_start: bool = False) -> list[str]:
-    """Each token's share of the text: joined they are the whole text, special tokens included.
-
-    A character that several tokens spell counts for the last of them; one that is never completed, for the last token.
-    """
-    detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=False, at_start=at_start)
-    texts = [detokenizer.push((token_id,)) for token_id in ids]
-    rest = detokenizer.finish()
-    if rest and texts:
-        texts[-1] += rest
-    return texts
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:

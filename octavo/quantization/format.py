@@ -7,9 +7,6 @@ project's `ggml_type`, documented in docs/gguf.md there).
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from octavo.errors import CheckpointError, UnsupportedError
 from octavo.ops.weight import StoredTensor
 
@@ -118,9 +115,3 @@ def check_computable(tensor: StoredTensor) -> Format:
             f"tensor {tensor.name}: {tensor.data.nbytes} bytes, but {expected} are needed for {list(tensor.shape)}"
         )
     return format
-
-
-def rows_of(tensor: StoredTensor) -> NDArray[np.uint8]:
-    """The bytes of a matrix (or vector, as one row), [rows, bytes a row]; a view."""
-    rows = 1 if len(tensor.shape) < 2 else tensor.shape[0]
-    return tensor.data.reshape(rows, -1)

@@ -7,7 +7,9 @@ from octavo.text.tokenizer import Tokenizer
 
 
 class IncrementalDetokenizer:
-    """One stream of text. For every way to cut the ids into calls, the texts joined are the same.
+    """One stream of text, the continuation of a prompt: its first space stays.
+
+    For every way to cut the ids into calls, the texts joined are the same.
 
     Bytes that may still become a character wait; bytes that cannot are U+FFFD. Work per token does not depend on how
     many came before.
@@ -17,25 +19,21 @@ class IncrementalDetokenizer:
         skip_special_tokens: leave special tokens out of the text.
         spaces_between_special_tokens: false: neighbouring added tokens are written as they are, without the space
             that some decoders put before every token.
-        at_start: the stream is a whole text rather than the continuation of a prompt, so tokenizers that drop the
-            first space of a text do so here.
     """
 
-    __slots__ = ("_after_added", "_bytes", "_decode", "_drop_space", "_joined", "_skipped", "_tokenizer")
+    __slots__ = ("_after_added", "_bytes", "_decode", "_joined", "_skipped", "_tokenizer")
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
-        at_start: bool = False,
     ) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._decode: Callable[[bytes, bool], str] = decoder.decode
         self._tokenizer = tokenizer
         self._bytes = tokenizer.token_bytes
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
-        self._drop_space = at_start and tokenizer.strips_first_space
         self._joined = spaces_between_special_tokens
         self._after_added = False
 
@@ -46,13 +44,11 @@ class IncrementalDetokenizer:
             data = b"".join([of(token_id) for token_id in ids if token_id not in skipped])
         else:
             data = b"".join([self._bare(token_id) for token_id in ids if token_id not in skipped])
-        if not data:
-            return ""
-        return self._without_first_space(self._decode(data, False))
+        return self._decode(data, False) if data else ""
 
     def finish(self) -> str:
         """What is left: U+FFFD for a character that was never completed, else nothing."""
-        return self._without_first_space(self._decode(b"", True))
+        return self._decode(b"", True)
 
     def _bare(self, token_id: int) -> bytes:
         """Bytes of a token; of an added one after another, without a joining space."""
@@ -61,9 +57,3 @@ class IncrementalDetokenizer:
         if is_added and follows:
             return (self._tokenizer.token(token_id) or "").encode("utf-8", "replace")
         return self._bytes(token_id)
-
-    def _without_first_space(self, text: str) -> str:
-        if self._drop_space and text:
-            self._drop_space = False
-            return text.removeprefix(" ")
-        return text

@@ -1,7 +1,7 @@
 """Packs stored matrices into the layout of the native kernels, losslessly."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,20 +20,12 @@ class NativePacker:
     """Implements ops.weight.Packer; a segment's data is Bytes, 64-byte aligned.
 
     Args:
-        allocate: gives the memory of each segment: byte count -> 64-byte aligned Bytes.
         check: refuse matrices that hold NaN or infinity.
     """
 
-    def __init__(
-        self,
-        library: NativeLibrary,
-        team: ThreadTeam,
-        allocate: Callable[[int], Bytes] = aligned_bytes,
-        check: bool = True,
-    ) -> None:
+    def __init__(self, library: NativeLibrary, team: ThreadTeam, check: bool = True) -> None:
         self._library = library
         self._team = team
-        self._allocate = allocate
         self._check = check
 
     def matrix(self, parts: Sequence[StoredTensor]) -> PackedWeight:
@@ -51,7 +43,7 @@ class NativePacker:
                 raise CheckpointError(
                     f"{part.name} is {cols} wide, but is stacked on {parts[0].name}: {parts[0].shape}"
                 )
-            packed = self._allocate(self._packed_size(part))
+            packed = aligned_bytes(self._packed_size(part))
             self.pack_into(part, packed)
             segments.append(Segment(part.format, rows, packed))
         return PackedWeight((sum(segment.rows for segment in segments), parts[0].shape[1]), tuple(segments))
