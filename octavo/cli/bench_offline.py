@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from random import Random
 
 from octavo.api.offline import OfflineEngine
-from octavo.cli.bench import Line, Load, summary
+from octavo.cli.bench_figures import Line, Load, summary
 from octavo.config.engine import EngineConfig
 from octavo.errors import ConfigError
 from octavo.flow.request import GenerationRequest

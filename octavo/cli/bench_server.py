@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from octavo.cli.bench import Line, Load, summary
+from octavo.cli.bench_figures import Line, Load, summary
 from octavo.config.environment import read_environment
 from octavo.errors import ConfigError, OctavoError
 

@@ -1,6 +1,6 @@
 """The arithmetic of `octavo bench`."""
 
-from octavo.cli.bench import Line, quantile, summary, table
+from octavo.cli.bench_figures import Line, quantile, summary, table
 
 
 def test_quantiles() -> None:
