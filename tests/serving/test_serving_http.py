@@ -117,6 +117,9 @@ def test_tokenize_and_detokenize(server: RunningServer) -> None:
     assert HTTP.post(server.url + "/detokenize", json={"tokens": [72, 105]}).json() == {"prompt": "Hi"}
     assert HTTP.post(server.url + "/detokenize", json={"tokens": [300]}).status_code == 400
     assert HTTP.post(server.url + "/tokenize", json={}).status_code == 400
+    assert HTTP.post(server.url + "/tokenize", json=GOOD | {"chat_template": "x"}).status_code == 400
+    odd = HTTP.post(server.url + "/tokenize", json={"prompt": "Hi", "colour": 1}).json()
+    assert odd["warnings"] == ["unknown field 'colour' was ignored"]
 
 
 def test_cross_origin(server: RunningServer) -> None:

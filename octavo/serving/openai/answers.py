@@ -211,12 +211,14 @@ class Tokenized(msgspec.Struct, frozen=True):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None = None
+    warnings: list[str] | UnsetType = UNSET
 
 
 class Detokenized(msgspec.Struct, frozen=True):
     """Answer to POST /detokenize."""
 
     prompt: str
+    warnings: list[str] | UnsetType = UNSET
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):

@@ -167,9 +167,7 @@ def refuse_unsupported(body: GenerationFields) -> None:
     Raises:
         UnsupportedError: names the field and what it asks for.
     """
-    for name, what in _UNSUPPORTED.items():
-        if getattr(body, name, None) not in (None, False, "", [], {}):
-            raise UnsupportedError(f"{name}: {what} is not supported")
+    refuse_fields(body)
     kind = (body.response_format or {}).get("type", "text")
     if kind != "text":
         raise UnsupportedError(f"response_format: type {kind!r} is not supported; only 'text' is")
@@ -177,6 +175,17 @@ def refuse_unsupported(body: GenerationFields) -> None:
         raise InvalidRequestError(f"best_of must equal n, got best_of={body.best_of} and n={body.n or 1}", "best_of")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options can only be given with stream=true", "stream_options")
+
+
+def refuse_fields(body: msgspec.Struct) -> None:
+    """Refuse the fields of any body that ask for something missing.
+
+    Raises:
+        UnsupportedError: names the field and what it asks for.
+    """
+    for name, what in _UNSUPPORTED.items():
+        if getattr(body, name, None) not in (None, False, "", [], {}):
+            raise UnsupportedError(f"{name}: {what} is not supported")
 
 
 def refuse_tools(body: ChatRequest) -> None:

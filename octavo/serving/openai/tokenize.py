@@ -2,15 +2,16 @@
 
 import asyncio
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.errors import InvalidRequestError
+from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.serving.errors import json_response
 from octavo.serving.limits import check_depth, read_body
 from octavo.serving.openai.answers import Detokenized, Tokenized
 from octavo.serving.openai.chat import render
-from octavo.serving.openai.schema import BodyReader, DetokenizeRequest, TokenizeRequest
+from octavo.serving.openai.schema import BodyReader, DetokenizeRequest, TokenizeRequest, refuse_fields
 from octavo.serving.state import state_of
 
 _TOKENIZE = BodyReader(TokenizeRequest)
@@ -22,8 +23,11 @@ async def tokenize(request: Request) -> Response:
     state = state_of(request)
     data = await read_body(request, state.max_body_bytes)
     check_depth(data)
-    body, _ = _TOKENIZE.read(data)
+    body, warnings = _TOKENIZE.read(data)
     state.check_model(body.model)
+    refuse_fields(body)
+    if body.tools:
+        raise UnsupportedError("tools: tool calls are not supported; leave tools out")
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("give either prompt or messages", "prompt")
     if body.prompt is not None:
@@ -32,14 +36,14 @@ async def tokenize(request: Request) -> Response:
         text, special = render(state, body), bool(body.add_special_tokens)
     tokens = await asyncio.to_thread(state.tokenizer.encode, text, special)
     names = [state.tokenizer.token(token) or "" for token in tokens] if body.return_token_strs else None
-    return json_response(Tokenized(len(tokens), state.engine.info.max_model_len, tokens, names))
+    return json_response(Tokenized(len(tokens), state.engine.info.max_model_len, tokens, names, warnings or UNSET))
 
 
 async def detokenize(request: Request) -> Response:
     """The text of token ids."""
     state = state_of(request)
     data = await read_body(request, state.max_body_bytes)
-    body, _ = _DETOKENIZE.read(data)
+    body, warnings = _DETOKENIZE.read(data)
     state.check_model(body.model)
     for token in body.tokens:
         if not 0 <= token < state.tokenizer.vocab_size:
@@ -47,4 +51,4 @@ async def detokenize(request: Request) -> Response:
                 f"tokens: {token} is not in the vocabulary (0 to {state.tokenizer.vocab_size - 1})", "tokens"
             )
     text = await asyncio.to_thread(state.tokenizer.decode, body.tokens, False)
-    return json_response(Detokenized(text))
+    return json_response(Detokenized(text, warnings or UNSET))
