@@ -128,7 +128,8 @@ class Engine:
         assert not roster.parked
         assert not roster.unstarted
         assert not len(self.scheduler._deadlines)
-        assert self.cache.available == self.cache.num_blocks
+        cached = self.cache.stats()
+        assert cached.free + cached.cached == self.cache.num_blocks
 
     def check_answers(self, requests: Iterable[GenerationRequest]) -> None:
         """Every stream says what the oracle says, or, when it was cancelled, how that begins."""
