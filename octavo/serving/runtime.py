@@ -55,6 +55,7 @@ async def assemble(
         sampling_defaults=frontend.sampling_defaults(),
         exporter=PrometheusExporter(store) if config.telemetry.enable_metrics else None,
         dev_mode=read_environment().dev_mode,
+        policy=config.scheduling.scheduling_policy,
     )
     return state, store
 

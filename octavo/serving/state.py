@@ -19,7 +19,7 @@ class ServerState:
     """Owner: the event loop. `max_body_bytes` is `config.max_body_size` in bytes.
 
     `models`: the names that requests may use; the first is the one that answers carry.
-    `dev_mode`: operators' routes are served, too.
+    `dev_mode`: operators' routes are served, too. `policy`: order of waiting requests.
     `sampling_defaults`: what requests get where they say nothing, from the model's generation_config.
     """
 
@@ -35,6 +35,7 @@ class ServerState:
     exporter: PrometheusExporter | None = None
     draining: bool = False
     dev_mode: bool = False
+    policy: str = "fcfs"
 
     @property
     def healthy(self) -> bool:

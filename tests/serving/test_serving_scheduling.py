@@ -210,3 +210,10 @@ def test_pause_can_end_or_keep_what_runs() -> None:
 def test_operators_routes_are_off_unless_asked_for() -> None:
     with run_server() as server:
         assert HTTP.post(server.url + "/pause").status_code == 404
+
+
+def test_a_priority_without_effect_is_told() -> None:
+    with run_server() as server:
+        answer = HTTP.post(server.url + TEXT, json={"prompt": "x", "priority": 3}).json()
+        assert answer["warnings"] == ["priority has no effect: the server's scheduling policy is 'fcfs'"]
+        assert "warnings" not in HTTP.post(server.url + TEXT, json={"prompt": "x", "priority": 0}).json()

@@ -93,6 +93,8 @@ async def read_generation(request: Request, state: ServerState, reader: BodyRead
     state.check_model(body.model)
     refuse_unsupported(body)
     check_counts(body.n, body.stop, 0)
+    if body.priority and state.policy != "priority":
+        warnings.append(f"priority has no effect: the server's scheduling policy is {state.policy!r}")
     return body, warnings
 
 
