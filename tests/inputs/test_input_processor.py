@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vocabularies import smol, smol_metadata
 
 from octavo.errors import InvalidRequestError, PromptTooLongError, UnsupportedError, UserError
 from octavo.flow.sampling_params import SamplingParams
 from octavo.inputs.limits import InputLimits
 from octavo.inputs.processor import InputProcessor
 from octavo.text.chat_template import ChatTemplate
+from tests.text.vocabularies import smol, smol_metadata
 
 VOCAB = 49152
 

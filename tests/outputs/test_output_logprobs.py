@@ -1,8 +1,7 @@
 """What log-probabilities call a token."""
 
-from vocabularies import smol
-
 from octavo.outputs.logprobs import token_text
+from tests.text.vocabularies import smol
 
 
 def test_one_token_for_itself():

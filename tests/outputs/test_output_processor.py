@@ -5,12 +5,12 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vocabularies import gemma, smol
 
 from octavo.errors import InternalError
 from octavo.flow.request import GenerationRequest, Sampling, Stopping
 from octavo.flow.result import FinishReason, SequenceOutput, SequenceTimes, TokenLogprobs
 from octavo.outputs.processor import OutputProcessor
+from tests.text.vocabularies import gemma, smol
 
 
 def request(id="r", n=1, tokenizer=smol, logprobs=None, prompt_logprobs=None, min_tokens=0, stop_ids=(), **options):

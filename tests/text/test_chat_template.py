@@ -4,10 +4,10 @@ import copy
 import datetime
 
 import pytest
-from vocabularies import smol_metadata
 
 from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.text.chat_template import ChatTemplate, TemplateLimits
+from tests.text.vocabularies import smol_metadata
 
 USER = {"role": "user", "content": "hi"}
 PLAIN = (

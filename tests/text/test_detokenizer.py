@@ -5,10 +5,10 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vocabularies import gemma, small_llama_metadata, smol
 
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.gguf_vocabulary import tokenizer_from_metadata
+from tests.text.vocabularies import gemma, small_llama_metadata, smol
 
 TOKENIZERS = {"smol": smol, "gemma": gemma}
 

@@ -6,7 +6,11 @@ from itertools import pairwise
 import pytest
 import regex
 import sentencepiece
-from vocabularies import (
+
+from octavo.errors import CheckpointError, UnsupportedError
+from octavo.text.gguf_vocabulary import tokenizer_from_metadata
+from octavo.text.pieces import byte_alphabet
+from tests.text.vocabularies import (
     gemma,
     gemma_metadata,
     random_texts,
@@ -15,10 +19,6 @@ from vocabularies import (
     smol,
     smol_metadata,
 )
-
-from octavo.errors import CheckpointError, UnsupportedError
-from octavo.text.gguf_vocabulary import tokenizer_from_metadata
-from octavo.text.pieces import byte_alphabet
 
 
 @cache

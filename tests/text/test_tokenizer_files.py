@@ -7,11 +7,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokeniz
 from tokenizers.models import BPE, WordLevel
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoTokenizer
-from vocabularies import random_texts, sentencepiece_bytes, small_llama_metadata
 
 from octavo.errors import CheckpointError, InvalidRequestError, UnsupportedError
 from octavo.text.gguf_vocabulary import tokenizer_from_metadata
 from octavo.text.tokenizer import load_tokenizer_file
+from tests.text.vocabularies import random_texts, sentencepiece_bytes, small_llama_metadata
 
 
 def trained(special=("<|endoftext|>", "<s>", "</s>")) -> Tokenizer:
