@@ -15,6 +15,7 @@ from octavo.errors import ConfigError, UnsupportedError
 _MIB = 1 << 20
 _LEAST_LENGTH = 64  # tokens; a shorter context is no alternative worth telling
 _SHOWN = 3  # alternatives
+_LARGE_SHARE = 0.9  # of what is free: as much as can be recommended
 
 
 # --- what is asked for -----------------------------------------------------------------------------------------------
@@ -109,9 +110,8 @@ def grant(wish: Wish, profile: Profile, default_reason: str, demand: Demand, fre
     if wish.leave_free:
         left += f", less the {format_size(wish.leave_free)} to leave"
     if wish.leave_free and room == 0:
-        return Grant(
-            0, wish.source, f"leave_free {format_size(wish.leave_free)} leaves nothing of {left.split(',')[0]}"
-        )
+        problem = f"leave_free {format_size(wish.leave_free)} is all of the {format_size(max(0, free))} that are free"
+        return Grant(0, wish.source, problem)
     if wish.size is not None:
         problem = f"{wish.source} ({format_size(wish.size)}) exceeds {left}" if wish.size > room else ""
         return Grant(wish.size // demand.page, wish.source, problem)
@@ -279,13 +279,14 @@ def _larger_cache(footprint: Footprint, request: Request) -> Iterator[Alternativ
             yield Alternative(f"--num-gpu-blocks-override {needed}", f"{format_size(needed * fit.page_bytes)} of cache")
         return
     needed = -(-request.sequences * fit.sequence_blocks * fit.page_bytes // _MIB) * _MIB
-    size = needed
-    if request.wish.size is not None and request.wish.size > needed:
-        size = max(0, fit.free - request.wish.leave_free) // _MIB * _MIB
-    if needed <= size <= fit.free - request.wish.leave_free:
-        yield Alternative(
-            f"--kv-cache-size {size // _MIB}MiB", f"of the {format_size(fit.free)} free for it; other flags as they are"
-        )
+    room = fit.free - request.wish.leave_free
+    in_place = request.wish.source in ("kv_cache_memory_bytes", "gpu_memory_utilization")
+    instead = f", in place of --{request.wish.source.replace('_', '-')}" if in_place else ""
+    if request.wish.size is not None and request.wish.size > room and needed <= _LARGE_SHARE * room:
+        size = format_size(_LARGE_SHARE * room)
+        yield Alternative(f"--kv-cache-size {_LARGE_SHARE}", f"{size} of what is free{instead}")
+    elif needed <= room:
+        yield Alternative(f"--kv-cache-size {needed // _MIB}MiB", f"of the {format_size(room)} that are free{instead}")
     elif needed <= fit.free and request.wish.leave_free:
         left = (fit.free - needed) // _MIB
         yield Alternative(f"--leave-free {left}MiB", f"the cache takes {format_size(needed)}")

@@ -1,6 +1,6 @@
 """The two ways to compute, each with what the composition root asks of it: a packer, page sizes, and a runner."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.cache.group import KVCacheGroup
@@ -13,7 +13,7 @@ from octavo.execution.runner import Runner
 from octavo.execution.slots import SlotTable
 from octavo.execution.tiers.pages import DevicePages
 from octavo.kernels.choose import KernelChoice, kernel_choices
-from octavo.kernels.cpu.library import load_library
+from octavo.kernels.cpu.library import NativeLibrary, load_library
 from octavo.kernels.cpu.packer import NativePacker
 from octavo.kernels.cpu.program import NativeProgram, ProgramLimits
 from octavo.kernels.cpu.structs import CACHE_FORMAT_OF_DTYPE
@@ -74,14 +74,7 @@ class NativeBackend:
 
     def page_bytes(self, spec: DecoderSpec, groups: Sequence[KVCacheGroup]) -> int:
         """See Backend."""
-        format_code, block_size = (
-            CACHE_FORMAT_OF_DTYPE[self._config.kv_cache_dtype.value],
-            self._config.block_size.value,
-        )
-
-        def layer_bytes(need: CacheNeed) -> int:
-            return self._library.cache_layer_bytes(format_code, need.kv_heads, need.key_width, block_size)
-
+        layer_bytes = cache_layer_bytes(self._library, self._config.kv_cache_dtype.value, self._config.block_size.value)
         return page_bytes(spec, groups, layer_bytes)
 
     def runner(self, decoder: Decoder[Any], table: SlotTable, config: ResolvedConfig, page: int) -> Runner:
@@ -113,11 +106,7 @@ class TorchBackend:
 
     def page_bytes(self, spec: DecoderSpec, groups: Sequence[KVCacheGroup]) -> int:
         """See Backend."""
-        element = _ELEMENT_BYTES[self._config.kv_cache_dtype.value]
-
-        def layer_bytes(need: CacheNeed) -> int:
-            return need.kv_heads * (need.key_width + need.value_width) * self._config.block_size.value * element
-
+        layer_bytes = cache_layer_bytes(None, self._config.kv_cache_dtype.value, self._config.block_size.value)
         return page_bytes(spec, groups, layer_bytes)
 
     def runner(self, decoder: Decoder[Any], table: SlotTable, config: ResolvedConfig, page: int) -> Runner:
@@ -135,6 +124,19 @@ class TorchBackend:
 
     def close(self) -> None:
         """See Backend."""
+
+
+def cache_layer_bytes(library: NativeLibrary | None, dtype: str, block_size: int) -> Callable[[CacheNeed], int]:
+    """How many bytes a layer takes in a page; without a library: in the torch backend's."""
+
+    def native(need: CacheNeed) -> int:
+        assert library is not None
+        return library.cache_layer_bytes(CACHE_FORMAT_OF_DTYPE[dtype], need.kv_heads, need.key_width, block_size)
+
+    def plain(need: CacheNeed) -> int:
+        return need.kv_heads * (need.key_width + need.value_width) * block_size * _ELEMENT_BYTES[dtype]
+
+    return plain if library is None else native
 
 
 def open_backend(config: ResolvedModel) -> Backend:

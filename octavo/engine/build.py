@@ -27,14 +27,17 @@ from octavo.config.resolve import (
     resolve_model,
     resolve_tiers,
 )
+from octavo.config.sizing import Fit
 from octavo.config.values import format_size
 from octavo.engine.backends import Backend, open_backend
 from octavo.engine.client import EngineInfo
+from octavo.engine.footprint import require_fit
 from octavo.engine.local_client import LocalClient
 from octavo.engine.loop import EngineLoop
 from octavo.engine.tiers import build_tiers, cache_fingerprint
 from octavo.execution.local import LocalExecutor
 from octavo.execution.memory import sequence_blocks
+from octavo.execution.sleep import SleepingMemory
 from octavo.execution.slots import SlotTable
 from octavo.execution.worker import Worker
 from octavo.kernels.choose import KernelChoice
@@ -43,7 +46,7 @@ from octavo.model.decoder import Decoder, DecoderWeights
 from octavo.model.source import ModelSource, find_model, open_model
 from octavo.model.weight_cache import WeightCache
 from octavo.model.weights import LoadedModel, load_decoder
-from octavo.ops.weight import PackedWeight
+from octavo.ops.weight import Bytes, PackedWeight
 from octavo.scheduling.budget import SchedulerLimits
 from octavo.scheduling.fairness import read_weights
 from octavo.scheduling.scheduler import Scheduler
@@ -112,12 +115,13 @@ def build_engine(config: EngineConfig, source: ModelSource | None = None) -> Eng
     with clock.phase("open model"):
         source = source or locate_model(config)
         model = _resolve_model(config, source)
+        fit = require_fit(config, source, model, read_machine().memory_available)
         backend = open_backend(model)
     try:
         with clock.phase("load weights"):
             loaded = _load(config, source, backend, model)
         with clock.phase("size cache, record program"):
-            machinery = _assemble(config, source, loaded, backend, model)
+            machinery = _assemble(config, source, loaded, backend, model, fit)
         engine = _finish(machinery, source, loaded, backend, clock)
     except BaseException:
         backend.close()
@@ -167,13 +171,18 @@ class _Machinery:
 
 
 def _assemble(
-    config: EngineConfig, source: ModelSource, loaded: LoadedModel[Any], backend: Backend, model: ResolvedModel
+    config: EngineConfig,
+    source: ModelSource,
+    loaded: LoadedModel[Any],
+    backend: Backend,
+    model: ResolvedModel,
+    fit: Fit,
 ) -> _Machinery:
     """Everything from the weights to the loop."""
     groups = groups_for(source.spec)
     page = backend.page_bytes(source.spec, groups)
     tiers = resolve_tiers(config, read_environment(), model.backend.value)
-    resolved = ResolvedConfig(model, _resolve_cache(config, model, groups, page), tiers)
+    resolved = ResolvedConfig(model, _resolve_cache(config, model, groups, page, fit), tiers)
     table = SlotTable(model.max_num_seqs.value, model.max_model_len.value, max(1, len(groups)), model.block_size.value)
     decoder = Decoder(source.spec, loaded.weights, layer_caches(groups), loaded.ropes)
     runner = backend.runner(decoder, table, resolved, page)
@@ -182,9 +191,26 @@ def _assemble(
     cache = CacheManager(
         groups, _cache_options(config, resolved, fingerprint.hex()), None if below is None else below.books
     )
-    worker = Worker(runner, table, None if below is None else below.transfers)
+    memory = _sleeping_memory(config, source, loaded, backend, model)
+    worker = Worker(runner, table, None if below is None else below.transfers, memory)
     return _Machinery(
         resolved, groups, page, EngineLoop(Scheduler(cache, _limits(config, resolved)), LocalExecutor(worker))
+    )
+
+
+def _sleeping_memory(
+    config: EngineConfig, source: ModelSource, loaded: LoadedModel[Any], backend: Backend, model: ResolvedModel
+) -> SleepingMemory | None:
+    """What the engine lets go of when it sleeps; None when it never does."""
+    pages = backend.pages
+    if pages is None or not config.execution.enable_sleep_mode:
+        return None
+
+    def arrays(weights: DecoderWeights[Any]) -> list[Bytes]:
+        return [segment.data for matrix in _matrices(weights) for segment in matrix.segments]
+
+    return SleepingMemory(
+        pages.release, arrays(loaded.weights), lambda: arrays(_load(config, source, backend, model).weights)
     )
 
 
@@ -214,11 +240,12 @@ def _finish(
 
 
 def _resolve_cache(
-    config: EngineConfig, model: ResolvedModel, groups: tuple[KVCacheGroup, ...], page: int
+    config: EngineConfig, model: ResolvedModel, groups: tuple[KVCacheGroup, ...], page: int, fit: Fit
 ) -> ResolvedCache:
+    """From what was free before the weights came: what is free now counts their mapped files as free."""
     step = model.max_num_batched_tokens.value
     least = sequence_blocks(groups, model.max_model_len.value, step, model.block_size.value)
-    return resolve_cache(config, model, page, least, read_machine().memory_available)
+    return resolve_cache(config, model, page, least, fit.free, read_environment().kv_cache_bytes)
 
 
 def _cache_options(config: EngineConfig, resolved: ResolvedConfig, fingerprint: str) -> CacheOptions:
@@ -226,6 +253,8 @@ def _cache_options(config: EngineConfig, resolved: ResolvedConfig, fingerprint: 
         num_blocks=resolved.cache.num_blocks.value,
         block_size=resolved.model.block_size.value,
         prefix_caching=config.cache.enable_prefix_caching,
+        eviction=config.cache.cache_eviction,
+        pin_budget=config.cache.cache_pin_budget,
         fingerprint=fingerprint,
     )
 

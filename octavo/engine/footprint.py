@@ -1,0 +1,221 @@
+"""What a model takes in memory, from its headers alone: no weight is read, nothing is packed.
+
+Weights follow from the load plan and the packed layouts; activations from recording the program with weights that have
+a shape and no data; the cache from its groups.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.cache.group import KVCacheGroup, groups_for, layer_caches
+from octavo.config.engine import EngineConfig
+from octavo.config.environment import read_environment
+from octavo.config.resolve import FORMAT_OF_DTYPE, ResolvedModel, sizing_request
+from octavo.config.sizing import Fit, Footprint, Setup, alternatives, measure, refusal
+from octavo.engine.backends import cache_layer_bytes
+from octavo.errors import ConfigError, OctavoError
+from octavo.execution.memory import page_bytes, sequence_blocks
+from octavo.kernels.cpu.fusion import fuse
+from octavo.kernels.cpu.instruction import Instruction, RecordedStep, Vector
+from octavo.kernels.cpu.library import NativeLibrary, load_library
+from octavo.kernels.cpu.memory import plan_memory
+from octavo.kernels.cpu.recorder import ProgramRecorder
+from octavo.kernels.cpu.structs import format_code
+from octavo.model.assembly import Part, assemble
+from octavo.model.decoder import Decoder
+from octavo.model.source import ModelSource, open_model
+from octavo.model.weight_plan import LoadPlan, Slice, plan_load
+from octavo.ops.interface import LayerCache, RopeTable
+from octavo.ops.weight import PackedWeight
+from octavo.quantization.format import FORMATS
+from octavo.spec.decoder import AttentionSpec, DecoderSpec, RopeSpec
+
+_FLOAT = _INT32 = 4  # bytes
+_MAX_FILES = 32  # files beside a model that are looked at for smaller formats
+
+
+@dataclass(frozen=True, slots=True)
+class FormatBytes:
+    """All matrices of one storage format. Sizes in bytes; `stored` in the file, `packed` in memory."""
+
+    format: str
+    matrices: int
+    stored: int
+    packed: int
+
+
+class HeaderFootprint:
+    """Implements config.sizing.Footprint for an opened model.
+
+    Raises:
+        CheckpointError: tensors are missing, surplus or misshapen.
+    """
+
+    def __init__(self, source: ModelSource, model: ResolvedModel, dtype: str = "auto") -> None:
+        self.groups: tuple[KVCacheGroup, ...] = groups_for(source.spec)
+        self._spec = source.spec
+        self._library = load_library(model.isa.value) if model.backend.value == "native" else None
+        self._plan: LoadPlan = plan_load(source.spec, source.weights, source.tensors, FORMAT_OF_DTYPE.get(dtype))
+
+    @cached_property
+    def formats(self) -> tuple[FormatBytes, ...]:
+        """Matrices by format, the largest first."""
+        found: dict[str, FormatBytes] = {}
+        for matrix in self._plan.matrices:
+            for part in matrix.slices:
+                before = found.get(part.format, FormatBytes(part.format, 0, 0, 0))
+                found[part.format] = FormatBytes(
+                    part.format,
+                    before.matrices + (part.start == part.source.first_row),
+                    before.stored + part.tensor.data.nbytes // part.tensor.shape[0] * part.rows
+                    if not part.source.transpose
+                    else before.stored + part.tensor.data.nbytes,
+                    before.packed + self._packed(part),
+                )
+        return tuple(sorted(found.values(), key=lambda entry: -entry.packed))
+
+    @property
+    def vector_bytes(self) -> int:
+        """Gains and biases, float32."""
+        return sum(int(np.prod(t.shape)) * _FLOAT for vector in self._plan.vectors for t in vector.tensors)
+
+    @property
+    def weight_bytes(self) -> int:
+        """See Footprint."""
+        return sum(entry.packed for entry in self.formats) + self.vector_bytes
+
+    def rope_bytes(self, length: int) -> int:
+        """Tables of cos and sin for `length` positions."""
+        return sum(length * rope.width * _FLOAT for rope in _ropes(self._spec))
+
+    def activation_bytes(self, tokens: int, rows: int) -> int:
+        """Activations and logits of a step of `tokens` tokens that samples `rows` rows."""
+        return sum(plan_memory(self._program, tokens, rows).sizes)
+
+    def table_bytes(self, setup: Setup) -> int:
+        """Token history and block tables of all slots."""
+        blocks = -(-setup.max_model_len // setup.block_size)
+        return setup.max_num_seqs * _INT32 * (setup.max_model_len + max(1, len(self.groups)) * blocks)
+
+    def buffer_bytes(self, setup: Setup) -> int:
+        """See Footprint."""
+        activations = self.activation_bytes(setup.max_num_batched_tokens, setup.max_num_seqs)
+        return activations + self.rope_bytes(setup.max_model_len) + self.table_bytes(setup)
+
+    def page_bytes(self, setup: Setup) -> int:
+        """See Footprint."""
+        layer_bytes = cache_layer_bytes(self._library, setup.kv_cache_dtype, setup.block_size)
+        return page_bytes(self._spec, self.groups, layer_bytes)
+
+    def sequence_blocks(self, setup: Setup) -> int:
+        """See Footprint."""
+        chunk = setup.max_num_batched_tokens
+        return sequence_blocks(self.groups, setup.max_model_len, chunk, setup.block_size)
+
+    def group_blocks(self, setup: Setup) -> tuple[int, ...]:
+        """`sequence_blocks`, group by group."""
+        length, chunk = setup.max_model_len, setup.max_num_batched_tokens
+        return tuple(group.peak(length, chunk, setup.block_size) for group in self.groups)
+
+    def _packed(self, part: Slice) -> int:
+        """The torch backend expands block formats to float32."""
+        code = format_code(part.format)
+        if self._library is not None and code is not None:
+            return max(0, self._library.packed_bytes(code, part.rows, part.columns))  # a misfit is told when packing
+        format = FORMATS[part.format]
+        return part.rows * (format.row_bytes(part.columns) if format.role == "float" else part.columns * _FLOAT)
+
+    @cached_property
+    def _program(self) -> Sequence[Instruction]:
+        """What a step executes. The torch backend's activations are taken to be the same."""
+        recorder = _ShapeRecorder(self._library)
+        ropes = {rope: RopeTable(rope.width, _NO_VALUES, _NO_VALUES) for rope in _ropes(self._spec)}
+        decoder = Decoder(self._spec, assemble(self._spec, _Shapes()), layer_caches(self.groups), ropes)
+        decoder.forward(recorder, RecordedStep())
+        return fuse(recorder.instructions)
+
+
+_NO_VALUES = np.empty((0, 0), np.float32)
+_NO_VALUES.flags.writeable = False
+
+
+class _Shapes:
+    """A Take of weights without data."""
+
+    def matrix(self, place: str, name: str, parts: Sequence[Part], columns: int) -> PackedWeight:
+        """See Take."""
+        return PackedWeight((sum(rows for _, rows in parts), columns), ())
+
+    def gain(self, place: str, name: str, width: int) -> NDArray[np.float32]:
+        """See Take."""
+        return _empty_vector(width)
+
+    def bias(self, place: str, name: str, parts: Sequence[Part]) -> NDArray[np.float32]:
+        """See Take."""
+        return _empty_vector(sum(rows for _, rows in parts))
+
+
+@lru_cache(maxsize=64)
+def _empty_vector(width: int) -> Vector:
+    return np.empty(width, np.float32)
+
+
+class _ShapeRecorder(ProgramRecorder):
+    """Records for the sake of the buffers: what weights, tables and cache hold is not looked at."""
+
+    def __init__(self, library: NativeLibrary | None) -> None:
+        super().__init__(cast(NativeLibrary, library))  # only the checks below would use it
+
+    def _check_matrix(self, weight: PackedWeight) -> None: ...
+
+    def _check_attention(self, spec: AttentionSpec, at: LayerCache) -> None: ...
+
+    def _check_rope(self, spec: AttentionSpec, rope: RopeTable | None) -> None: ...
+
+
+def _ropes(spec: DecoderSpec) -> Iterable[RopeSpec]:
+    bodies = (b.body for layer in dict.fromkeys(spec.layers) for block in layer.blocks for b in block.branches)
+    return dict.fromkeys(body.rope for body in bodies if isinstance(body, AttentionSpec) and body.rope is not None)
+
+
+def require_fit(config: EngineConfig, source: ModelSource, model: ResolvedModel, available: int) -> Fit:
+    """What the configuration comes to on this machine, before anything is loaded.
+
+    Args:
+        available: bytes that are free now.
+
+    Raises:
+        ConfigError: weights, buffers and one sequence of full length do not fit; lists flags with which they do.
+    """
+    footprint = HeaderFootprint(source, model, config.model.dtype)
+    request = sizing_request(config, model, read_environment(), available)
+    fit = measure(footprint, request)
+    if fit.problem:
+        found = alternatives(footprint, request, smaller_files(source, config, model))
+        raise ConfigError(refusal(fit.problem, found))
+    return fit
+
+
+def smaller_files(source: ModelSource, config: EngineConfig, model: ResolvedModel) -> list[tuple[str, Footprint]]:
+    """Other .gguf files in the model's directory that hold the same model in fewer bytes."""
+    folder = source.path if source.path.is_dir() else source.path.parent
+    found: list[tuple[str, Footprint]] = []
+    for path in sorted(folder.glob("*.gguf"))[:_MAX_FILES]:
+        try:
+            if path == source.path or path.stat().st_size >= source.file_bytes:
+                continue
+            other = open_model(path)
+            if _shape(other.spec) == _shape(source.spec):
+                found.append((str(path), HeaderFootprint(other, model, config.model.dtype)))
+        except (OctavoError, OSError):
+            continue  # not one to recommend
+    return found
+
+
+def _shape(spec: DecoderSpec) -> Mapping[str, int]:
+    return {"hidden": spec.hidden, "layers": len(spec.layers), "vocab": spec.vocab}
