@@ -10,11 +10,12 @@ from octavo.errors import ConfigError
 from octavo.flow.sampling_params import defaults_from
 from octavo.inputs.limits import InputLimits
 from octavo.inputs.processor import InputProcessor
-from octavo.model.source import ModelSource, find_model, open_model, read_json
+from octavo.model.source import ModelSource, find_model, open_model
 from octavo.outputs.logprobs import token_text
 from octavo.outputs.processor import OutputProcessor
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.gguf_vocabulary import tokenizer_from_metadata
+from octavo.text.json_files import read_json
 from octavo.text.tokenizer import Tokenizer, load_tokenizer_file
 
 # Of generation_config.json, these hold also where its sampling defaults are not wanted.

