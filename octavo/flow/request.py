@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-SamplingSeed = int
-
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -22,7 +20,7 @@ class Sampling:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    seed: SamplingSeed = 0
+    seed: int = 0
     logprobs: int | None = None  # None: none; k: the sampled token and the k likeliest; -1: the whole vocabulary
     prompt_logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()

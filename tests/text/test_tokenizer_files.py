@@ -206,7 +206,7 @@ def test_junk_in_the_side_files_is_a_damaged_checkpoint(tmp_path, name, content)
 def test_a_deep_side_file_is_a_damaged_checkpoint(tmp_path):
     write(tmp_path, trained())
     (tmp_path / "tokenizer_config.json").write_text("[" * 100_000)
-    with pytest.raises(CheckpointError, match="not JSON"):
+    with pytest.raises(CheckpointError, match="not valid JSON"):
         load_tokenizer_file(tmp_path)
 
 
