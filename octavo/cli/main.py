@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("octavo.cli.chat", "talk to a model in the terminal"),
     "generate": ("octavo.cli.generate", "continue one prompt, from an argument or standard input"),
     "bench": ("octavo.cli.bench", "measure throughput and latency, here or of a running server"),
+    "plan": ("octavo.cli.plan", "show what a model takes before it is loaded, what fits, and which flag gives what"),
     "inspect": ("octavo.cli.inspect", "show what a model is and what Octavo would do with it, and why"),
 }
 

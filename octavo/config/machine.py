@@ -75,17 +75,29 @@ def _memory(root: Path) -> tuple[int, int]:
     }
     total = fields.get("MemTotal") or _physical_memory()
     available = fields.get("MemAvailable", total)
+    cached = [_cached_files(text) for text in _group_files(root, "memory", "memory.stat")]
     for limit_name, used_name in (
         ("memory.max", "memory.current"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes"),
     ):
         limits = _group_files(root, "memory", limit_name)
         used = _group_files(root, "memory", used_name)
-        for limit, current in zip(limits, used, strict=False):
-            if limit.strip().isdecimal() and int(limit) < total and current.strip().isdecimal():
+        for limit, current, files in zip(limits, used, cached + [0] * len(limits), strict=False):
+            if not limit.strip().isdecimal() or not current.strip().isdecimal():
+                continue
+            if int(limit) < total:
                 total = int(limit)
-                available = min(available, max(0, int(limit) - int(current)))
+            available = min(available, max(0, int(limit) - max(0, int(current) - files)))
     return total, available
+
+
+def _cached_files(stat: str) -> int:
+    """Bytes of a group's use that are cached files long unread: given up before anything else is (memory.stat)."""
+    for line in stat.splitlines():
+        name, _, count = line.partition(" ")
+        if name in ("inactive_file", "total_inactive_file") and count.strip().isdecimal():
+            return int(count)
+    return 0
 
 
 def _physical_memory() -> int:

@@ -3,7 +3,7 @@
 Pure arithmetic: what a model takes comes from a `Footprint`, which reads headers alone.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -261,8 +261,8 @@ def alternatives(
     for change in (_larger_cache, _shorter, _smaller_type, _smaller_step):
         found += change(footprint, request)
     found += _smaller_files(files, request)
-    if not found:
-        found = list(_two_changes(footprint, request))
+    if len(found) < _SHOWN:
+        found += _two_changes(footprint, request)
     return found[:_SHOWN]
 
 
@@ -361,20 +361,23 @@ def _smaller_files(files: Sequence[tuple[str, Footprint]], request: Request) -> 
 
 
 def _two_changes(footprint: Footprint, request: Request) -> Iterator[Alternative]:
-    """A shorter context together with another saving, where one alone is not enough."""
-    setup = request.setup
-    savings: list[tuple[str, Callable[[], Setup]]] = [
-        (f"--kv-cache-dtype {dtype}", lambda dtype=dtype: replace(setup, kv_cache_dtype=dtype))
-        for dtype in _smaller_types(footprint, setup)
-    ]
+    """A shorter context together with another saving, where that leaves more of it."""
+    setup, alone = request.setup, _longest(footprint, request)
+    savings: list[tuple[str, Request]] = []
+    if request.wish.most:
+        large = Wish(f"kv_cache_size {_LARGE_SHARE}", share=_LARGE_SHARE, leave_free=request.wish.leave_free)
+        savings.append((f"--kv-cache-size {_LARGE_SHARE}", replace(request, wish=large)))
+    for dtype in _smaller_types(footprint, setup):
+        savings.append((f"--kv-cache-dtype {dtype}", replace(request, setup=replace(setup, kv_cache_dtype=dtype))))
     if setup.chunked:
-        seqs = request.sequences
-        tokens = max(seqs, setup.block_size)
+        seqs = min(request.sequences, setup.max_num_seqs)
+        tokens = max(seqs, min(setup.block_size, setup.max_num_batched_tokens))
+        smaller = replace(setup, max_num_seqs=seqs, max_num_batched_tokens=tokens)
         flags = f"--max-num-seqs {seqs} --max-num-batched-tokens {tokens}"
-        savings.append((flags, lambda: replace(setup, max_num_seqs=seqs, max_num_batched_tokens=tokens)))
+        savings.append((flags, replace(request, setup=smaller)))
     for flags, saved in savings:
-        length = _longest(footprint, replace(request, setup=saved()))
-        if length:
+        length = _longest(footprint, saved)
+        if length > alone:
             yield Alternative(f"{flags} --max-model-len {length}", f"instead of {setup.max_model_len} tokens")
 
 

@@ -16,7 +16,7 @@ from octavo.cache.group import KVCacheGroup, groups_for, layer_caches
 from octavo.cache.manager import CacheManager, CacheOptions
 from octavo.config.engine import EngineConfig
 from octavo.config.environment import read_environment
-from octavo.config.machine import read_machine
+from octavo.config.machine import Machine, read_machine
 from octavo.config.resolve import (
     BY_PROFILE,
     ModelFacts,
@@ -114,8 +114,9 @@ def build_engine(config: EngineConfig, source: ModelSource | None = None) -> Eng
     clock = _Clock()
     with clock.phase("open model"):
         source = source or locate_model(config)
-        model = _resolve_model(config, source)
-        fit = require_fit(config, source, model, read_machine().memory_available)
+        machine = read_machine()
+        model = resolve_for(config, source, machine)
+        fit = require_fit(config, source, model, machine.memory_available)
         backend = open_backend(model)
     try:
         with clock.phase("load weights"):
@@ -140,7 +141,12 @@ def locate_model(config: EngineConfig) -> ModelSource:
     return open_model(find_model(model.model, model.revision, model.download_dir, model.hf_token))
 
 
-def _resolve_model(config: EngineConfig, source: ModelSource) -> ResolvedModel:
+def resolve_for(config: EngineConfig, source: ModelSource, machine: Machine) -> ResolvedModel:
+    """What will happen with a model on a machine, as far as headers tell.
+
+    Raises:
+        ConfigError, UnsupportedError: options exclude each other, the machine or the model.
+    """
     facts = ModelFacts(
         name=config.model.model or source.path.name,
         max_positions=source.spec.max_positions,
@@ -149,7 +155,7 @@ def _resolve_model(config: EngineConfig, source: ModelSource) -> ResolvedModel:
         file_bytes=source.file_bytes,
     )
     isas = () if config.execution.backend == "torch" else supported_isas()
-    return resolve_model(config, facts, read_machine(), read_environment(), isas)
+    return resolve_model(config, facts, machine, read_environment(), isas)
 
 
 def _load(config: EngineConfig, source: ModelSource, backend: Backend, model: ResolvedModel) -> LoadedModel[Any]:
