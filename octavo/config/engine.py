@@ -68,7 +68,7 @@ class ModelConfig:
 class CacheConfig:
     """The paged KV cache."""
 
-    block_size: Literal[16, 32] = option(16, "tokens a cache block holds")
+    block_size: Literal[8, 16, 32, 64, 128] = option(16, "tokens a cache block holds")
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = option("auto", "type of cached keys and values")
     kv_cache_size: str | None = field(
         default=None,
@@ -93,6 +93,12 @@ class CacheConfig:
         None, "number of cache blocks, whatever the memory", within=(1, _WHOLE)
     )
     enable_prefix_caching: bool = option(True, "reuse cached blocks of equal prefixes")
+    cache_eviction: Literal["lru", "lfu", "priority-frequency"] = option(
+        "priority-frequency", "which cached blocks are forgotten last"
+    )
+    cache_pin_budget: float = option(
+        0.25, "share of the cache that requests may pin (cache_control, prompt_cache_retention)", within=(0.0, 1.0)
+    )
     kv_host: str | None = size(None, "host memory for blocks that the KV cache has no room for, e.g. 2GiB")
     kv_disk: str | None = size(None, "disk space for such blocks, e.g. 4GiB; they outlive a restart")
     kv_disk_path: str | None = option(

@@ -323,7 +323,7 @@ def _rope(device: Device, spec: RopeSpec) -> RopeTable:
 def _attention_cases() -> Iterator[Case]:
     for heads, kv_heads in ((4, 4), (6, 2), (9, 3), (4, 1)):
         for window in (None, 7, 40):
-            for block_size in (16, 32):
+            for block_size in (8, 16, 128) if heads == 6 else (16,):
                 for dtype in ("float32", "float16", "bfloat16"):
                     spec = AttentionSpec(heads, kv_heads, 32, 32**-0.5, RopeSpec(10000.0, 32), window)
                     label = f"{heads}/{kv_heads} window {window} block {block_size} {dtype}"

@@ -75,7 +75,7 @@ def test_errors_become_one_line_and_a_code(error: BaseException, code: int, caps
     ("words", "code", "message"),
     [
         (("serve", "--prt", "3"), 2, "did you mean --port?"),
-        (("serve", "--block-size", "17"), 2, "block_size: '17' is none of 16, 32"),
+        (("serve", "--block-size", "17"), 2, "block_size: '17' is none of 8, 16, 32, 64, 128"),
         (("serve", "--enable-lora"), 2, "enable_lora (LoRA adapters) is not supported yet"),
         (("serve", "a", "--model", "b"), 2, "two models are named"),
         (("generate", "/no/such/model", "-p", "x"), 1, "/no/such/model"),
