@@ -110,7 +110,7 @@ def grant(wish: Wish, profile: Profile, default_reason: str, demand: Demand, fre
     if wish.leave_free:
         left += f", less the {format_size(wish.leave_free)} to leave"
     if wish.leave_free and room == 0:
-        problem = f"leave_free {format_size(wish.leave_free)} is all of the {format_size(max(0, free))} that are free"
+        problem = f"leave_free {format_size(wish.leave_free)} exceeds the {format_size(max(0, free))} that are free"
         return Grant(0, wish.source, problem)
     if wish.size is not None:
         problem = f"{wish.source} ({format_size(wish.size)}) exceeds {left}" if wish.size > room else ""

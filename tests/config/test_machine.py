@@ -67,6 +67,39 @@ def test_limits_of_a_container_v1(tmp_path: Path) -> None:
     assert machine.memory_available == 3 * GIB // 2
 
 
+@pytest.mark.parametrize(
+    ("stat", "available"),
+    [
+        ("", GIB),
+        (f"anon 5\ninactive_file {GIB}\nactive_file 7\n", 2 * GIB),
+        (f"inactive_file {9 * GIB}\n", 4 * GIB),
+        ("inactive_file many\n", GIB),
+    ],
+)
+def test_cached_files_of_a_container_can_be_had(tmp_path: Path, stat: str, available: int) -> None:
+    files = {
+        "proc/meminfo": MEMINFO,
+        "proc/self/cgroup": "0::/box\n",
+        "sys/fs/cgroup/box/memory.max": f"{4 * GIB}\n",
+        "sys/fs/cgroup/box/memory.current": f"{3 * GIB}\n",
+        "sys/fs/cgroup/box/memory.stat": stat,
+    }
+    assert read_machine(write(tmp_path, files)).memory_available == available
+
+
+def test_a_full_group_above_bounds_what_a_small_one_may_take(tmp_path: Path) -> None:
+    files = {
+        "proc/meminfo": MEMINFO,
+        "proc/self/cgroup": "0::/all/box\n",
+        "sys/fs/cgroup/all/box/memory.max": f"{4 * GIB}\n",
+        "sys/fs/cgroup/all/box/memory.current": f"{GIB}\n",
+        "sys/fs/cgroup/all/memory.max": f"{8 * GIB}\n",
+        "sys/fs/cgroup/all/memory.current": f"{7 * GIB}\n",
+    }
+    machine = read_machine(write(tmp_path, files))
+    assert (machine.memory_total, machine.memory_available) == (4 * GIB, GIB)
+
+
 def test_threads_of_one_core_count_once(tmp_path: Path) -> None:
     everywhere = {f"sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list": "0-511\n" for n in range(512)}
     machine = read_machine(write(tmp_path, everywhere))
