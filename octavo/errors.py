@@ -10,6 +10,7 @@ OctavoError
 │   ├── CheckpointError            -    a model file is damaged, incomplete or lies
 │   └── UnsupportedError           400  a feature this build does not have
 ├── OverloadedError                429
+├── EngineAsleepError              503
 ├── EngineDeadError                503
 ├── DeadlineExceededError          504
 └── InternalError                  500  a bug in Octavo
@@ -77,6 +78,12 @@ class OverloadedError(OctavoError):
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class EngineAsleepError(OctavoError):
+    """The engine sleeps and takes no requests until it is woken."""
+
+    status = 503
 
 
 class EngineDeadError(OctavoError):

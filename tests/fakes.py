@@ -9,6 +9,7 @@ from zlib import crc32
 from octavo.cache.group import KVCacheGroup
 from octavo.engine.client import EngineInfo, EngineStats, Pause
 from octavo.errors import EngineDeadError, OctavoError
+from octavo.execution.sleep import Part
 from octavo.flow.plan import PlannedRow, SlotArrival, StepPlan
 from octavo.flow.request import GenerationRequest, Sampling, Stopping
 from octavo.flow.result import FinishReason, SequenceOutput, SequenceTimes, StepResult, TokenLogprobs
@@ -370,6 +371,7 @@ class FakeEngineClient:
     dead: bool = False
     closed: bool = False
     resets: int = 0
+    asleep: int = 0
     paused: bool = False
     submitted: list[GenerationRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -429,6 +431,7 @@ class FakeEngineClient:
             step_seconds=self._steps * 0.001,
             under_way=len(self._streams),
             paused=self.paused,
+            asleep=self.asleep,
         )
 
     def pause(self, how: Pause = "wait") -> None:
@@ -442,6 +445,17 @@ class FakeEngineClient:
         """Go on."""
         self._check()
         self.paused = False
+
+    def sleep(self, level: int = 1) -> None:
+        """Note the level."""
+        self._check()
+        self.asleep = level
+
+    def wake(self, parts: Sequence[Part] | None = None) -> None:
+        """Wake as a whole."""
+        del parts
+        self._check()
+        self.asleep = 0
 
     def reset_prefix_cache(self) -> bool:
         """Count the calls."""

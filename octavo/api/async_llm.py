@@ -2,8 +2,8 @@
 
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any, Literal
 
 from octavo.api.engine_args import AsyncEngineArgs, read_options
 from octavo.api.outputs import RequestCollector, RequestOutput, delta_output
@@ -15,6 +15,7 @@ from octavo.engine.frontend import build_frontend
 from octavo.engine.threaded import ThreadedEngine
 from octavo.engine.transport import Cancel
 from octavo.errors import UnsupportedError
+from octavo.execution.sleep import Part
 from octavo.flow.sampling_params import RequestOutputKind, SamplingParams
 from octavo.telemetry.metrics import MetricsStore, Reading
 
@@ -104,6 +105,20 @@ class AsyncLLM:
         """Forget all cached prefixes."""
         await self._engine.ready()
         return await self._engine.reset_prefix_cache()
+
+    async def sleep(self, level: int = 1, mode: Literal["abort", "wait"] = "abort") -> None:
+        """Release memory; see `AsyncEngine.sleep`."""
+        await self._engine.ready()
+        await self._engine.sleep(level, mode)
+
+    async def wake_up(self, tags: Sequence[Part] | None = None) -> None:
+        """Bring memory back: "weights", "kv_cache", or both without `tags`."""
+        await self._engine.ready()
+        await self._engine.wake(tags)
+
+    async def is_sleeping(self) -> bool:
+        """Something of it sleeps."""
+        return self._engine.stats.asleep > 0
 
     def get_metrics(self) -> list[Reading]:
         """Counters, gauges and histograms since the start.

@@ -12,6 +12,7 @@ from octavo.api.prompts import PromptType, list_conversations, list_prompts, spr
 from octavo.api.tokenizer import ApiTokenizer, tokenizer_of
 from octavo.engine.client import EngineInfo
 from octavo.errors import InvalidRequestError, UnsupportedError
+from octavo.execution.sleep import PARTS
 from octavo.flow.beam_search_params import BeamSearchParams
 from octavo.flow.request import GenerationRequest
 from octavo.flow.sampling_params import SamplingParams
@@ -201,6 +202,34 @@ class LLM:
         """Forget all cached prefixes."""
         return self._offline.engine.client.reset_prefix_cache()
 
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Release the KV cache's memory, and at level 2 the weights' as well; `wake_up` comes before the next prompt.
+
+        Args:
+            mode: as in vLLM; nothing can run while this is called, so it makes no difference.
+
+        Raises:
+            InvalidRequestError: there is no such level.
+            UnsupportedError: construct LLM with enable_sleep_mode=True, on the native backend.
+        """
+        del mode
+        self._offline.engine.client.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Bring memory back: "weights", "kv_cache", or both without `tags`.
+
+        Raises:
+            InvalidRequestError: an unknown tag.
+        """
+        parts = [part for part in PARTS if tags is None or part in tags]
+        if len(parts) < len(set(tags or parts)):
+            raise InvalidRequestError(f"tags may be {', '.join(PARTS)}", "tags")
+        self._offline.engine.client.wake(parts)
+
+    def is_sleeping(self) -> bool:
+        """Something of it sleeps."""
+        return self._offline.engine.client.stats().asleep > 0
+
     def close(self) -> None:
         """Release threads and memory; the object cannot be used any more. May be called twice."""
         self._offline.close()
@@ -259,7 +288,7 @@ class LLM:
 # vLLM's methods that Octavo lacks.
 _MISSING = {
     **dict.fromkeys(("encode", "embed", "classify", "score", "reward"), "needs a pooling model: not supported yet"),
-    **dict.fromkeys(("sleep", "wake_up", "release_kv_cache_memory"), "is not supported yet: use close()"),
+    **dict.fromkeys(("release_kv_cache_memory",), "is not supported: use sleep(level=1)"),
     **dict.fromkeys(("collective_rpc", "apply_model"), "is not supported: there is no Python model to reach"),
     **dict.fromkeys(("start_profile", "stop_profile"), "is not supported yet: see `octavo bench`"),
 }

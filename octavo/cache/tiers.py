@@ -92,27 +92,24 @@ class CacheTiers:
             levels.append(self._host)
         return any(level.cost.expects(pages, recompute) for level in levels)
 
-    def save(self) -> bool:
-        """Begin to store what slower tiers do not hold yet, as much as host memory has room for; for a clean end.
+    def save(self, into_host: bool = False) -> None:
+        """Begin to store what slower tiers do not hold yet, as much as host memory has room for.
 
-        Returns:
-            Whether there was anything to begin.
+        Args:
+            into_host: without slower tiers, host memory takes what it has room for.
         """
-        begun = False
+        into_host = into_host and self._host.keeps and not self._slow
         for block, group, key in self._ledger.device.published():
             name = tier_key(group, key)
             takers = [level for level in self._slow if level.active(self._now) and not level.knows(name)]
             takers = [level for level in takers if len(level) < level.capacity]
             page = self._host.find(name)
-            if takers and page is None:
+            if page is None and (takers or (into_host and len(self._host) < self._host.capacity)):
                 if not self._spill(block, name, takers):
                     break
-                begun = True
             elif takers and page is not None and page.ready:
                 for level in takers:
                     self._ledger.store(name, level)
-                begun = True
-        return begun
 
     def forget(self, group: int, key: BlockHash) -> None:
         """These contents must not be offered to anyone again."""
@@ -124,8 +121,9 @@ class CacheTiers:
         self._ledger.reset(generation)
 
     def empty_host(self) -> None:
-        """Let host memory go; what slower tiers hold stays."""
-        self._ledger.empty_host()
+        """Let host memory go, if slower tiers have what it holds."""
+        if self._slow:
+            self._ledger.empty_host()
 
     def _takes(self, level: SlowLevel, name: TierKey, recompute: float | None) -> bool:
         """A tier should get a copy."""

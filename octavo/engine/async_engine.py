@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import Protocol
+from typing import Literal, Protocol
 
 from octavo.engine.client import EngineInfo, EngineStats, Pause
 from octavo.engine.meter import EngineMeter
@@ -17,12 +18,16 @@ from octavo.engine.transport import (
     Refused,
     ResetPrefixCache,
     ResumeEngine,
+    SleepChanged,
+    SleepEngine,
     Submit,
     ToEngine,
     ToFrontend,
+    WakeEngine,
     error_of,
 )
-from octavo.errors import EngineDeadError, InternalError, OctavoError, OverloadedError
+from octavo.errors import EngineAsleepError, EngineDeadError, InternalError, OctavoError, OverloadedError
+from octavo.execution.sleep import Part
 from octavo.flow.delta import TextDelta
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import SequenceOutput
@@ -147,6 +152,8 @@ class AsyncEngine:
         self._max_waiting = max_waiting
         self._streams: dict[str, RequestStream] = {}
         self._resets: deque[asyncio.Future[bool]] = deque()
+        self._sleeps: deque[asyncio.Future[None]] = deque()  # answers to come, to sleep and wake
+        self._drowsy = False  # it will sleep when nothing runs any more
         self._watchers: list[tuple[Callable[[EngineStats], bool], asyncio.Future[None]]] = []
         self._idle = asyncio.Event()
         self._idle.set()
@@ -181,8 +188,12 @@ class AsyncEngine:
 
         Raises:
             OverloadedError: too much waits already.
+            EngineAsleepError: it sleeps, or is about to.
             EngineDeadError: there is no engine.
         """
+        if self._drowsy or self.stats.asleep:
+            self.meter.rejected("503")
+            raise EngineAsleepError("the engine sleeps and takes no requests until it is woken (POST /wake_up)")
         if len(self._streams) + len(requests) - self.stats.running > self._max_waiting:
             self.meter.rejected("429")
             raise OverloadedError(
@@ -230,6 +241,39 @@ class AsyncEngine:
         self._link.send(ResumeEngine())
         await self._until(lambda stats: not stats.paused)
 
+    async def sleep(self, level: int = 1, how: Literal["abort", "wait"] = "abort") -> None:
+        """Let the engine release memory; see `EngineLoop.sleep`. Requests are refused from now on, until `wake`.
+
+        Args:
+            how: "abort" ends what is unfinished; "wait" lets it end.
+
+        Raises:
+            InvalidRequestError, UnsupportedError: there is no such level, or the engine cannot sleep.
+        """
+        self._drowsy = True
+        try:
+            for stream in set(self._streams.values()) if how == "abort" else ():
+                self._close_stream(stream)
+                stream.fail(EngineAsleepError("the engine is going to sleep; the request was ended"))
+            await self._idle.wait()
+            await self._change_sleep(SleepEngine(level))
+        finally:
+            self._drowsy = False
+
+    async def wake(self, parts: Sequence[Part] | None = None) -> None:
+        """Bring parts back; all of them without `parts`.
+
+        Raises:
+            UserError: weights that have to be loaded again are not there any more.
+        """
+        await self._change_sleep(WakeEngine(None if parts is None else tuple(parts)))
+
+    async def _change_sleep(self, message: SleepEngine | WakeEngine) -> None:
+        self._link.send(message)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sleeps.append(done)
+        await done
+
     async def drain(self, timeout: float) -> bool:
         """Wait until every request has ended, at most `timeout` seconds; False when some had to be ended."""
         try:
@@ -265,6 +309,8 @@ class AsyncEngine:
                 self._handle_refusal(request_id, error_of(kind, text, retry_after))
             case CacheWasReset(done):
                 self._resets.popleft().set_result(done)
+            case SleepChanged(level, kind, text):
+                self._handle_sleep(level, error_of(kind, text) if kind else None)
             case _:
                 pass
 
@@ -294,6 +340,16 @@ class AsyncEngine:
             self._close_stream(stream)
             stream.fail(error)
 
+    def _handle_sleep(self, level: int, error: OctavoError | None) -> None:
+        self.stats = replace(self.stats, asleep=level)
+        done = self._sleeps.popleft()
+        if done.done():  # nobody waits any more
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
     def _handle_death(self, reason: str) -> None:
         self.stats = EngineStats()
         self.meter.lost()
@@ -305,9 +361,10 @@ class AsyncEngine:
             stream.fail(EngineDeadError(reason))
         while self._resets:
             self._resets.popleft().set_exception(EngineDeadError(reason))
-        for _, waiter in self._watchers:
+        for waiter in (*self._sleeps, *(waiter for _, waiter in self._watchers)):
             if not waiter.done():
                 waiter.set_exception(EngineDeadError(reason))
+        self._sleeps.clear()
 
     def _close_stream(self, stream: RequestStream) -> None:
         gone = tuple(request_id for request_id in stream.unfinished if request_id in self._streams)

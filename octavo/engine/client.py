@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from octavo.cache.tier import TierReading
+from octavo.execution.sleep import Part
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import SequenceOutput
 
@@ -24,6 +25,7 @@ class EngineInfo:
     max_num_batched_tokens: int
     vocab: int
     start_seconds: float
+    pin_tokens: int = 0  # of one prompt that may be pinned in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class EngineStats:
     prefix_misses: tuple[tuple[str, int], ...] = ()  # prompt tokens not found, by cause; see flow/cache_report.py
     retry_after: float = 0.0  # seconds until there is room for new requests, at the present rate
     spilled: int = 0  # preemptions of which a tier keeps the blocks
+    asleep: int = 0  # level of sleep; 0: awake
     tiers: tuple[TierReading, ...] = ()  # below the cache, host memory first
 
 
@@ -84,6 +87,10 @@ class EngineClient(Protocol):
     def pause(self, how: Pause = "wait") -> None: ...
 
     def resume(self) -> None: ...
+
+    def sleep(self, level: int = 1) -> None: ...
+
+    def wake(self, parts: Sequence[Part] | None = None) -> None: ...
 
     def reset_prefix_cache(self) -> bool: ...
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from octavo.engine.client import EngineInfo, EngineStats, Pause
 from octavo.engine.loop import EngineLoop
+from octavo.execution.sleep import Part
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import SequenceOutput
 
@@ -65,6 +66,14 @@ class LocalClient:
     def stats(self) -> EngineStats:
         """A reading of the engine."""
         return self._loop.stats()
+
+    def sleep(self, level: int = 1) -> None:
+        """Let go of memory; see `EngineLoop.sleep`."""
+        self._loop.sleep(level)
+
+    def wake(self, parts: Sequence[Part] | None = None) -> None:
+        """Bring parts back; all of them without `parts`."""
+        self._loop.wake(parts)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes."""

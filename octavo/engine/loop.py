@@ -5,7 +5,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from octavo.engine.client import EngineStats, Pause
+from octavo.errors import EngineAsleepError, InvalidRequestError
 from octavo.execution.executor import Executor, Pending
+from octavo.execution.sleep import LEVELS, PARTS, Part
 from octavo.flow.plan import StepPlan
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import SequenceOutput
@@ -39,6 +41,7 @@ class EngineLoop:
         self._depth = 1 if pipelined else 0
         self._under_way: deque[tuple[StepPlan, Pending]] = deque()
         self._ready: list[SequenceOutput] = []  # outputs that belong to no step
+        self._asleep: frozenset[Part] = LEVELS[0]
         self.stalled = False  # the last step had nothing to do
 
     @property
@@ -51,7 +54,10 @@ class EngineLoop:
 
         Raises:
             InvalidRequestError, PromptTooLongError, OverloadedError, DeadlineExceededError: see `Scheduler.add`.
+            EngineAsleepError: it sleeps.
         """
+        if self._asleep:
+            raise EngineAsleepError(f"the engine sleeps (level {self.asleep}) and takes no requests until it is woken")
         self._scheduler.add(request, self._clock())
 
     def cancel(self, request_ids: Iterable[str]) -> None:
@@ -115,6 +121,7 @@ class EngineLoop:
             paused=stats.paused,
             prompt_room=stats.prompt_room,
             retry_after=stats.retry_after,
+            asleep=self.asleep,
             spilled=counters.spilled,
             tiers=stats.tiers,
             cached_blocks=stats.cache.cached,
@@ -131,15 +138,53 @@ class EngineLoop:
         self._run_now(self._scheduler.plan_save(self._clock()))  # slower tiers forget now, not with the next request
         return done
 
-    def save_cache(self, seconds: float) -> None:
-        """Store cached blocks where they outlive this process, as far as there is such a place and the time allows."""
+    @property
+    def asleep(self) -> int:
+        """The level of sleep; 0: awake."""
+        return next(level for level in range(len(LEVELS) - 1, -1, -1) if LEVELS[level] <= self._asleep)
+
+    def sleep(self, level: int) -> None:
+        """Let go of memory: level 1 of the cache's, level 2 of the weights' as well. Takes no requests until `wake`.
+
+        Cached prefixes are stored in a tier first, if there is one, and come back from there.
+
+        Raises:
+            InvalidRequestError: there is no such level, or something is unfinished.
+            UnsupportedError: the engine cannot sleep.
+        """
+        if level not in range(1, len(LEVELS)):
+            raise InvalidRequestError(f"level must be 1 or 2, not {level}", "level")
+        if self._scheduler.has_work:
+            raise InvalidRequestError("requests are unfinished: an engine sleeps when nothing runs or waits")
+        if "kv_cache" not in self._asleep:
+            self.save_cache(_SAVE_SECONDS, into_host=True)
+            self._scheduler.empty_device()
+            self._run_now(self._scheduler.plan_save(self._clock()))
+        self._executor.sleep(level)
+        self._asleep |= LEVELS[level]
+
+    def wake(self, parts: Iterable[Part] | None = None) -> None:
+        """Bring parts back; all of them without `parts`.
+
+        Raises:
+            UserError: weights that have to be loaded again are not there any more.
+        """
+        self._asleep = self._executor.wake(PARTS if parts is None else parts)
+
+    def save_cache(self, seconds: float, into_host: bool = False) -> None:
+        """Store cached blocks where they outlive this process, as far as there is such a place and the time allows.
+
+        Args:
+            into_host: where they outlive the cache will do.
+        """
         deadline = self._clock() + seconds
-        while (plan := self._scheduler.plan_save(self._clock())).runs and self._clock() < deadline:
+        while (plan := self._scheduler.plan_save(self._clock(), into_host)).runs and self._clock() < deadline:
             self._run_now(plan)
 
     def close(self) -> None:
         """Store what is cached, and release the executor."""
-        self.save_cache(_SAVE_SECONDS)
+        if not self._asleep:
+            self.save_cache(_SAVE_SECONDS)
         self._executor.close()
 
     def _run_now(self, plan: StepPlan) -> None:

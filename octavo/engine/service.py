@@ -1,5 +1,7 @@
 """Decides when an engine steps and when it takes messages, whether it lives in a process or in a thread."""
 
+from collections.abc import Callable
+
 from octavo.engine.client import EngineClient
 from octavo.engine.transport import (
     CacheWasReset,
@@ -11,8 +13,11 @@ from octavo.engine.transport import (
     ResetPrefixCache,
     ResumeEngine,
     Shutdown,
+    SleepChanged,
+    SleepEngine,
     Submit,
     ToEngine,
+    WakeEngine,
 )
 from octavo.errors import OctavoError, OverloadedError
 from octavo.telemetry.log import logger
@@ -54,5 +59,18 @@ def _apply(mailbox: Mailbox, client: EngineClient, message: ToEngine) -> None:
             client.pause(how)
         case ResumeEngine():
             client.resume()
+        case SleepEngine(level):
+            _change_sleep(mailbox, client, lambda: client.sleep(level))
+        case WakeEngine(parts):
+            _change_sleep(mailbox, client, lambda: client.wake(parts))
         case _:
             logger("engine").warning("unexpected message %s", type(message).__name__)
+
+
+def _change_sleep(mailbox: Mailbox, client: EngineClient, change: Callable[[], None]) -> None:
+    try:
+        change()
+    except OctavoError as error:
+        mailbox.send(SleepChanged(client.stats().asleep, type(error).__name__, str(error)))
+    else:
+        mailbox.send(SleepChanged(client.stats().asleep))

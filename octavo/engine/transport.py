@@ -14,6 +14,7 @@ from octavo import errors
 from octavo.config.engine import EngineConfig
 from octavo.engine.client import EngineInfo, EngineStats, Pause
 from octavo.errors import EngineDeadError, InternalError, OctavoError, OverloadedError
+from octavo.execution.sleep import Part
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import SequenceOutput
 from octavo.flow.wire import MAX_BYTES, WireDecoder, WireEncoder
@@ -52,6 +53,18 @@ class PauseEngine(msgspec.Struct, frozen=True, tag="pause"):
 
 class ResumeEngine(msgspec.Struct, frozen=True, tag="resume"):
     """Frontend to engine: go on."""
+
+
+class SleepEngine(msgspec.Struct, frozen=True, tag="sleep"):
+    """Frontend to engine: let go of memory; see `EngineLoop.sleep`. Answered by `SleepChanged`."""
+
+    level: int
+
+
+class WakeEngine(msgspec.Struct, frozen=True, tag="wake"):
+    """Frontend to engine: bring parts back; all of them without `parts`. Answered by `SleepChanged`."""
+
+    parts: tuple[Part, ...] | None = None
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
@@ -97,13 +110,23 @@ class CacheWasReset(msgspec.Struct, frozen=True, tag="was_reset"):
     done: bool
 
 
-ToEngine = Configure | Submit | Cancel | ResetPrefixCache | PauseEngine | ResumeEngine | Shutdown
-ToFrontend = Hello | Ready | Failed | Outputs | Refused | CacheWasReset
+class SleepChanged(msgspec.Struct, frozen=True, tag="slept"):
+    """Engine to frontend: answer to `SleepEngine` and `WakeEngine`. `kind` and `message` of an error, as in `Failed`."""
+
+    level: int
+    kind: str = ""
+    message: str = ""
+
+
+ToEngine = (
+    Configure | Submit | Cancel | ResetPrefixCache | PauseEngine | ResumeEngine | SleepEngine | WakeEngine | Shutdown
+)
+ToFrontend = Hello | Ready | Failed | Outputs | Refused | CacheWasReset | SleepChanged
 
 TO_ENGINE: tuple[type[ToEngine], ...] = (
-    *(Configure, Submit, Cancel, ResetPrefixCache, PauseEngine, ResumeEngine, Shutdown),
+    *(Configure, Submit, Cancel, ResetPrefixCache, PauseEngine, ResumeEngine, SleepEngine, WakeEngine, Shutdown),
 )
-TO_FRONTEND: tuple[type[ToFrontend], ...] = (Hello, Ready, Failed, Outputs, Refused, CacheWasReset)
+TO_FRONTEND: tuple[type[ToFrontend], ...] = (Hello, Ready, Failed, Outputs, Refused, CacheWasReset, SleepChanged)
 
 Received = TypeVar("Received")
 

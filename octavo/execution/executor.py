@@ -1,7 +1,9 @@
 """What the engine knows of the machines that compute: submit a plan, wait for its result."""
 
+from collections.abc import Iterable
 from typing import Protocol
 
+from octavo.execution.sleep import Part
 from octavo.flow.plan import StepPlan
 from octavo.flow.result import StepResult
 
@@ -18,5 +20,13 @@ class Executor(Protocol):
     """All ranks of one model. Plans are run in the order they are submitted."""
 
     def submit(self, plan: StepPlan) -> Pending: ...
+
+    def sleep(self, level: int) -> None:
+        """Let go of memory; nothing may be under way. See `sleep.LEVELS`."""
+        ...
+
+    def wake(self, parts: Iterable[Part]) -> frozenset[Part]:
+        """Bring parts back; returns what still sleeps."""
+        ...
 
     def close(self) -> None: ...

@@ -1,5 +1,8 @@
 """The executor of one process: the worker runs where the engine runs."""
 
+from collections.abc import Iterable
+
+from octavo.execution.sleep import Part
 from octavo.execution.worker import Worker
 from octavo.flow.plan import StepPlan
 from octavo.flow.result import StepResult
@@ -28,6 +31,14 @@ class LocalExecutor:
             InternalError: as Worker.run_step.
         """
         return _Done(self._worker.run_step(plan))
+
+    def sleep(self, level: int) -> None:
+        """See Executor."""
+        self._worker.sleep(level)
+
+    def wake(self, parts: Iterable[Part]) -> frozenset[Part]:
+        """See Executor."""
+        return self._worker.wake(parts)
 
     def close(self) -> None:
         """Let the worker finish what it began beside steps."""

@@ -1,11 +1,14 @@
 """Carries out step plans on one device: takes over what changed, runs the model, reports what was drawn."""
 
 import time
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.errors import UnsupportedError
 from octavo.execution.runner import Runner, StepOutputs
+from octavo.execution.sleep import Part, SleepingMemory
 from octavo.execution.slots import SlotTable
 from octavo.execution.step_inputs import StepInputs, build_inputs
 from octavo.execution.tiers.transfers import TierTransfers
@@ -18,12 +21,20 @@ class Worker:
 
     Args:
         tiers: where blocks go from the device and come back from, if anywhere; closed by `close`.
+        memory: what it lets go of when it sleeps; None: it never does.
     """
 
-    def __init__(self, runner: Runner, table: SlotTable, tiers: TierTransfers | None = None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        table: SlotTable,
+        tiers: TierTransfers | None = None,
+        memory: SleepingMemory | None = None,
+    ) -> None:
         self._runner = runner
         self._table = table
         self._tiers = tiers
+        self._memory = memory
 
     def run_step(self, plan: StepPlan) -> StepResult:
         """Releases, arrivals, spills, copies and fetches, then the forward of the plan's rows.
@@ -55,6 +66,25 @@ class Worker:
             seconds=time.perf_counter() - began,
             tier_events=self._tier_events(plan),
         )
+
+    def sleep(self, level: int) -> None:
+        """Let go of memory; nothing of what host memory holds for tiers is needed any more.
+
+        Raises:
+            UnsupportedError: it cannot.
+        """
+        if self._memory is None:
+            raise UnsupportedError("this engine cannot sleep: start it with --enable-sleep-mode on the native backend")
+        if self._tiers is not None:
+            self._tiers.release()
+        self._memory.sleep(level)
+
+    def wake(self, parts: Iterable[Part]) -> frozenset[Part]:
+        """Bring parts back; returns what still sleeps."""
+        if self._memory is None:
+            return frozenset()
+        self._memory.wake(parts)
+        return self._memory.asleep
 
     def close(self) -> None:
         """Let tiers finish what was begun."""

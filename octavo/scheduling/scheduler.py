@@ -125,15 +125,15 @@ class Scheduler:
             )
         )
 
-    def plan_save(self, now: float) -> StepPlan:
-        """A step without rows, which stores cached blocks where they outlive this process; none is left when it does
-        not run."""
+    def plan_save(self, now: float, into_host: bool = False) -> StepPlan:
+        """A step without rows, which stores cached blocks where they outlive this process (or, `into_host`, the cache);
+        none is left when it does not run."""
         self._next_step += 1
         tiers = self._tiers
         if tiers is None:
             return StepPlan(self._next_step, ())
         tiers.tick(now)
-        tiers.save()
+        tiers.save(into_host)
         return self._with_tiers(StepPlan(self._next_step, (), awaits=tiers.busy))
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[SequenceOutput]:
@@ -204,6 +204,12 @@ class Scheduler:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; what runs goes on."""
         return self._cache.reset_prefix_cache()
+
+    def empty_device(self) -> None:
+        """Nothing in the device's memory can be found any more: it is let go of. Nothing may run or wait."""
+        self._cache.forget_device()
+        if self._tiers is not None:
+            self._tiers.empty_host()
 
     def _with_tiers(self, plan: StepPlan) -> StepPlan:
         """The plan with what tiers have to do, counted as under way if there is anything in it."""

@@ -6,7 +6,18 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 # Health, metrics and documentation stay open, as probes and scrapers carry no key.
-_GUARDED = ("/v1", "/v2", "/inference", "/cohere", "/pause", "/resume", "/is_paused")
+_GUARDED = (
+    "/v1",
+    "/v2",
+    "/inference",
+    "/cohere",
+    "/pause",
+    "/resume",
+    "/is_paused",
+    "/sleep",
+    "/wake_up",
+    "/is_sleeping",
+)
 
 
 class ApiKeyMiddleware:

@@ -7,6 +7,7 @@ from starlette.responses import JSONResponse, Response
 
 from octavo.engine.client import Pause
 from octavo.errors import InvalidRequestError
+from octavo.execution.sleep import Part
 from octavo.serving.state import state_of
 
 
@@ -35,3 +36,29 @@ async def resume(request: Request) -> Response:
 async def is_paused(request: Request) -> Response:
     """GET /is_paused."""
     return JSONResponse({"is_paused": state_of(request).engine.stats.paused})
+
+
+async def sleep(request: Request) -> Response:
+    """POST /sleep?level=1&mode=abort|wait: release memory once nothing runs any more; see `AsyncEngine.sleep`."""
+    level, mode = request.query_params.get("level", "1"), request.query_params.get("mode", "abort")
+    if level not in ("1", "2"):
+        raise InvalidRequestError(f"level must be 1 or 2, got {level[:32]!r}", "level")
+    if mode not in ("abort", "wait"):
+        raise InvalidRequestError(f"mode must be abort or wait, got {mode[:32]!r}", "mode")
+    await state_of(request).engine.sleep(int(level), "wait" if mode == "wait" else "abort")
+    return Response(status_code=200)
+
+
+async def wake_up(request: Request) -> Response:
+    """POST /wake_up?tags=weights&tags=kv_cache: bring these parts back, or everything."""
+    tags = request.query_params.getlist("tags")
+    wrong = [tag for tag in tags if tag not in get_args(Part)]
+    if wrong:
+        raise InvalidRequestError(f"tags may be {', '.join(get_args(Part))}, got {wrong[0][:32]!r}", "tags")
+    await state_of(request).engine.wake(cast(list[Part], tags) or None)
+    return Response(status_code=200)
+
+
+async def is_sleeping(request: Request) -> Response:
+    """GET /is_sleeping."""
+    return JSONResponse({"is_sleeping": state_of(request).engine.stats.asleep > 0})

@@ -31,6 +31,10 @@ class FakePages:
         cells = [cell or (_NOTHING,) * 3 for cell in self._cells[block]]
         into[:] = np.array(cells, np.int64).reshape(-1).view(np.uint8)
 
+    def release(self):
+        for cells in self._cells:
+            cells[:] = [None] * len(cells)
+
     def write_page(self, block, page):
         cells = page.view(np.int64).reshape(-1, 3).tolist()
         self._cells[block] = [None if cell[0] == _NOTHING else tuple(cell) for cell in cells]

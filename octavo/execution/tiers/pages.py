@@ -21,6 +21,10 @@ class DevicePages(Protocol):
         """Copy [page_bytes] of host memory into a block."""
         ...
 
+    def release(self) -> None:
+        """Give all memory back to the system; the contents are lost."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class Page:
@@ -90,9 +94,12 @@ class HostPages:
         self._settle(page)
 
     def clear(self) -> None:
-        """Forget everything, and give the memory back where nothing is under way."""
+        """Forget everything."""
         for key in list(self._pages):
             self.drop(key)
+
+    def release(self) -> None:
+        """Give the memory back to the system if nothing is in it."""
         if len(self._free) == len(self._data):
             give_back(self._memory)
 

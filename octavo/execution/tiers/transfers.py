@@ -86,9 +86,9 @@ class TierTransfers:
         return events
 
     def release(self) -> None:
-        """Forget what host memory holds and give it back to the system."""
+        """Give the memory of a host memory that is empty back to the system."""
         self.settle(_CLOSE_SECONDS)
-        self._host.clear()
+        self._host.release()
 
     def settle(self, seconds: float) -> None:
         """Wait until every tier has done what it was told, at most so long."""
