@@ -111,7 +111,7 @@ class CacheWasReset(msgspec.Struct, frozen=True, tag="was_reset"):
 
 
 class SleepChanged(msgspec.Struct, frozen=True, tag="slept"):
-    """Engine to frontend: answer to `SleepEngine` and `WakeEngine`. `kind` and `message` of an error, as in `Failed`."""
+    """Engine to frontend: answer to `SleepEngine` and `WakeEngine`; with an error as in `Failed`, if there was one."""
 
     level: int
     kind: str = ""

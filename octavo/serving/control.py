@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 
 from octavo.engine.client import Pause
 from octavo.errors import InvalidRequestError
-from octavo.execution.sleep import Part
+from octavo.execution.sleep import PARTS
 from octavo.serving.state import state_of
 
 
@@ -38,6 +38,12 @@ async def is_paused(request: Request) -> Response:
     return JSONResponse({"is_paused": state_of(request).engine.stats.paused})
 
 
+async def reset_prefix_cache(request: Request) -> Response:
+    """POST /reset_prefix_cache: forget what is cached; what runs goes on, but shares nothing from before."""
+    await state_of(request).engine.reset_prefix_cache()
+    return Response(status_code=200)
+
+
 async def sleep(request: Request) -> Response:
     """POST /sleep?level=1&mode=abort|wait: release memory once nothing runs any more; see `AsyncEngine.sleep`."""
     level, mode = request.query_params.get("level", "1"), request.query_params.get("mode", "abort")
@@ -52,10 +58,10 @@ async def sleep(request: Request) -> Response:
 async def wake_up(request: Request) -> Response:
     """POST /wake_up?tags=weights&tags=kv_cache: bring these parts back, or everything."""
     tags = request.query_params.getlist("tags")
-    wrong = [tag for tag in tags if tag not in get_args(Part)]
-    if wrong:
-        raise InvalidRequestError(f"tags may be {', '.join(get_args(Part))}, got {wrong[0][:32]!r}", "tags")
-    await state_of(request).engine.wake(cast(list[Part], tags) or None)
+    parts = [part for part in PARTS if part in tags]
+    if len(parts) < len(set(tags)):
+        raise InvalidRequestError(f"tags may be {', '.join(PARTS)}, got {', '.join(tags)[:64]!r}", "tags")
+    await state_of(request).engine.wake(parts or None)
     return Response(status_code=200)
 
 
