@@ -4,6 +4,7 @@
 #   make test     the complete check: linters, types, architecture, tests
 #   make lint     linters and types only
 #   make native   build the native libraries again after a change in native/
+#   make neon     compile the native libraries for AArch64 (needs g++-aarch64-linux-gnu)
 #   make clean    remove .venv and everything built
 #
 # Honoured: PYTHON=python3.12  MAX_JOBS=4  CMAKE_ARGS=-D...  CXX=clang++  (ccache is used when it is installed)
@@ -19,7 +20,7 @@ STEP := scripts/step.sh
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NATIVE_SOURCES := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.map' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test lint native check clean
+.PHONY: demo test lint native neon check clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.octavo $(VENV)/.demo-model
@@ -33,6 +34,9 @@ lint: $(VENV)/.octavo $(VENV)/.test-tools
 	@scripts/check.sh lint
 
 native: $(VENV)/.octavo
+
+neon: $(VENV)/.build-tools
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/neon.sh
 
 check: test
 
