@@ -140,10 +140,10 @@ def read_config_file(path: Path) -> dict[str, Any]:
     import yaml  # 20 ms, and most runs have no file
 
     try:
-        content: object = yaml.safe_load(path.read_text())
+        content: object = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror or error}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"--config {path}: not YAML: {' '.join(str(error).split())}") from None
     if content is None:
         return {}

@@ -88,6 +88,14 @@ def test_a_missing_file_is_named() -> None:
         read_config_file(Path("nowhere.yaml"))
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"[" * 5000, b"a: 1\x00", b"a: &a [*a"])
+def test_what_is_no_yaml_is_said_in_one_line(tmp_path, content):
+    path = tmp_path / "octavo.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"octavo\.yaml: not YAML"):
+        read_config_file(path)
+
+
 def test_vllm_options_are_answered() -> None:
     own, notes = split_foreign({"model": "m", "swap_space": 4, "enable_lora": False, "load_format": "auto"})
     assert own == {"model": "m"}
