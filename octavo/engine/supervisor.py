@@ -170,8 +170,11 @@ class _Life:
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         self.gone: asyncio.Future[int] = self._loop.create_future()
         self.over = False
-        # The pipe at its standard input tells the child when this process is gone.
-        self.process = subprocess.Popen([*command, address, str(os.getpid())], stdin=subprocess.PIPE)
+        # The pipe at its standard input tells the child when this process is gone. A session of its own: a Ctrl-C at
+        # the terminal is for this process alone, also before the child is able to ignore it.
+        self.process = subprocess.Popen(
+            [*command, address, str(os.getpid())], stdin=subprocess.PIPE, start_new_session=True
+        )
         self._loop.add_reader(self._channel.fileno(), self._read)
         threading.Thread(target=self._wait, name="octavo-engine-watch", daemon=True).start()
 

@@ -16,6 +16,7 @@ from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.frontend import Frontend, build_frontend
 from octavo.engine.supervisor import EngineSupervisor
 from octavo.serving.app import build_app
+from octavo.serving.server import Stop
 from octavo.serving.state import ServerState
 from octavo.telemetry.log import ThroughputLog
 from octavo.telemetry.metrics import MetricsStore
@@ -61,9 +62,10 @@ async def assemble(
 
 
 async def serve(
-    state: ServerState, store: MetricsStore, listener: socket.socket, stop: asyncio.Event, config: EngineConfig
+    state: ServerState, store: MetricsStore, listener: socket.socket, stop: Stop, config: EngineConfig
 ) -> None:
-    """Answer requests at `listener` until `stop`; then finish those under way, within `shutdown_timeout`."""
+    """Answer requests at `listener` until `stop`; then finish those under way, within `shutdown_timeout`, or give
+    them up when `stop` says so."""
     server = _Server(
         uvicorn.Config(
             build_app(state, store),
@@ -81,16 +83,23 @@ async def serve(
     )
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
     logging = asyncio.ensure_future(_log_throughput(store, config))
-    stopping = asyncio.ensure_future(stop.wait())
+    stopping = asyncio.ensure_future(stop.asked.wait())
+    hurrying = asyncio.ensure_future(stop.at_once.wait())
     try:
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
         state.draining = True
         server.should_exit = True
-        await state.engine.drain(config.serving.shutdown_timeout)
+        draining = asyncio.ensure_future(state.engine.drain(config.serving.shutdown_timeout))
+        await asyncio.wait((draining, hurrying), return_when=asyncio.FIRST_COMPLETED)
+        if not draining.done():
+            draining.cancel()
+            await state.engine.drain(0)
+        await asyncio.wait((running, hurrying), return_when=asyncio.FIRST_COMPLETED)
+        server.force_exit = hurrying.done()
         await running
     finally:
-        logging.cancel()
-        stopping.cancel()
+        for task in (logging, stopping, hurrying):
+            task.cancel()
 
 
 async def _log_throughput(store: MetricsStore, config: EngineConfig) -> None:

@@ -4,6 +4,7 @@ Imports little, so that the engine process starts at once; the rest is loaded me
 """
 
 import asyncio
+import os
 import signal
 import socket
 import stat
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
+_ONE_PRESS = 0.5  # seconds in which signals count as one
+
 
 def run_server(config: EngineConfig, say: Say = print) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit status 0.
+    """Serve until SIGTERM or SIGINT, then finish what runs; another signal ends that, too. Returns the exit status 0.
 
     Args:
         config: what to serve and where.
@@ -49,11 +52,11 @@ def run_server(config: EngineConfig, say: Say = print) -> int:
 
 
 async def _run(config: EngineConfig, listener: socket.socket, say: Say) -> int:
-    stop, started = asyncio.Event(), asyncio.Event()
+    stop, started = Stop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, stop.ask)
     serving = asyncio.ensure_future(_serve(config, listener, started, stop, say))
-    stopping = asyncio.ensure_future(stop.wait())
+    stopping = asyncio.ensure_future(stop.asked.wait())
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if not serving.done() and not started.is_set():
@@ -64,9 +67,7 @@ async def _run(config: EngineConfig, listener: socket.socket, say: Say) -> int:
     return 0
 
 
-async def _serve(
-    config: EngineConfig, listener: socket.socket, started: asyncio.Event, stop: asyncio.Event, say: Say
-) -> None:
+async def _serve(config: EngineConfig, listener: socket.socket, started: asyncio.Event, stop: "Stop", say: Say) -> None:
     began = time.monotonic()
     supervisor = EngineSupervisor(await _located(config))
     try:
@@ -83,10 +84,29 @@ async def _serve(
         await supervisor.close()
 
 
+class Stop:
+    """That the server is to end: with what runs finished, or at once. Owner: the event loop."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.at_once = asyncio.Event()
+        self._first = 0.0
+
+    def ask(self) -> None:
+        """Ask once to end, twice to end at once. One Ctrl-C may come twice: from the terminal, and from a parent that
+        passes it on."""
+        now = time.monotonic()
+        if not self.asked.is_set():
+            self._first = now
+            self.asked.set()
+        elif now - self._first > _ONE_PRESS:
+            self.at_once.set()
+
+
 async def _located(config: EngineConfig) -> EngineConfig:
     """The configuration with a hub name replaced by its local copy, so that only one process downloads it."""
     model = config.model
-    if model.model is None or Path(model.model).expanduser().exists():
+    if model.model is None or os.path.exists(os.path.expanduser(model.model)):
         return config
     path = await asyncio.to_thread(_find, model)
     return replace(config, model=replace(model, model=str(path)))

@@ -18,7 +18,7 @@ from octavo.inputs.limits import InputLimits
 from octavo.inputs.processor import InputProcessor
 from octavo.outputs.processor import OutputProcessor
 from octavo.serving.runtime import serve
-from octavo.serving.server import bind
+from octavo.serving.server import Stop, bind
 from octavo.serving.state import ServerState
 from octavo.telemetry.metrics import MetricsStore
 from octavo.telemetry.prometheus import PrometheusExporter
@@ -75,7 +75,7 @@ def run_server(
     ready = threading.Event()
 
     async def main() -> None:
-        stop = asyncio.Event()
+        stop = Stop()
         loop = asyncio.get_running_loop()
         store = MetricsStore("tiny")
         tokenizer = ByteTokenizer()
@@ -97,7 +97,7 @@ def run_server(
         )
         host, port = listener.getsockname()[:2]
         url = f"http://{host}:{port}"
-        halt = lambda: loop.call_soon_threadsafe(stop.set) if not loop.is_closed() else None  # noqa: E731
+        halt = lambda: loop.call_soon_threadsafe(stop.ask) if not loop.is_closed() else None  # noqa: E731
         started.append(RunningServer(url, client, state, store, halt, threading.current_thread()))
         ready.set()
         await serve(state, store, listener, stop, config)

@@ -136,6 +136,30 @@ def test_drain_ends_what_takes_too_long(stream: bool) -> None:
             assert text.rstrip().endswith("data: [DONE]")
 
 
+def test_a_second_signal_ends_what_runs() -> None:
+    client = ScriptedClient(endless, step_seconds=0.05)
+    with run_server(client, config_of(shutdown_timeout=300)) as server:
+        answers: list[httpx.Response] = []
+        thread = threading.Thread(target=lambda: answers.append(HTTP.post(server.url + CHAT, json=GOOD, timeout=20)))
+        thread.start()
+        with until(lambda: server.state.engine.live == 1 and client.steps > 2):
+            pass
+        server.stop()
+        server.stop()  # the same key press, passed on by a parent
+        with until(lambda: server.state.draining):
+            pass
+        assert server.state.engine.live == 1
+
+        def again() -> bool:
+            server.stop()
+            return not thread.is_alive()
+
+        with until(again):
+            pass
+        assert answers[0].status_code == 503
+        assert "shutting down" in answers[0].text
+
+
 def test_a_dead_engine_is_503() -> None:
     with run_server(ScriptedClient(endless, step_seconds=0.01)) as server:
 

@@ -175,6 +175,8 @@ def test_the_engine_dies_with_its_frontend() -> None:
 def test_signals_to_the_group_leave_it_to_the_frontend() -> None:
     async def test(engine: AsyncEngine, supervisor: EngineSupervisor) -> None:
         assert supervisor.process_id is not None
+        # Also while it starts and cannot ignore them yet, the terminal's do not reach it.
+        assert os.getsid(supervisor.process_id) != os.getsid(0)
         os.kill(supervisor.process_id, signal.SIGINT)
         os.kill(supervisor.process_id, signal.SIGTERM)
         assert await text_of(engine, request()) == ("Hello, world!", FinishReason.STOP)
