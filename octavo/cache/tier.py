@@ -1,6 +1,7 @@
 """Which cached blocks host memory and each slower tier hold, within their bounds, and what goes first in each."""
 
 from collections import Counter, OrderedDict
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from octavo.cache.block import BlockHash
@@ -109,11 +110,12 @@ class HostLevel:
         """It was used just now."""
         self._pages.move_to_end(key)
 
-    def room(self) -> tuple[bool, TierKey | None]:
-        """Make room for one more page. Returns whether there is, and what had to go for it."""
+    def room(self, keep: Container[TierKey] = ()) -> tuple[bool, TierKey | None]:
+        """Make room for one more page, but not at the cost of `keep`. Returns whether there is, and what had to go."""
         if len(self._pages) < self.capacity:
             return True, None
-        victim = next((key for key, page in self._pages.items() if page.ready and not page.pins), None)
+        idle = (key for key, page in self._pages.items() if page.ready and not page.pins and key not in keep)
+        victim = next(idle, None)
         if victim is None:
             return False, None
         del self._pages[victim]

@@ -1,6 +1,6 @@
 """What is under way between the tiers: every transfer gets a ticket, and its outcome decides what is where."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from octavo.cache.block import BlockId
@@ -85,9 +85,9 @@ class TierLedger:
         block = self.device.take()
         self._fetches.append(BlockFetch(key, block, self._open(_Ticket("fetch", key, page, block=block, index=index))))
 
-    def load(self, key: TierKey, level: SlowLevel) -> bool:
-        """Bring contents from a slower tier to host memory; false when there is no room."""
-        page = self._page(key)
+    def load(self, key: TierKey, level: SlowLevel, keep: Container[TierKey]) -> bool:
+        """Bring contents from a slower tier to host memory; false when there is no room beside `keep`."""
+        page = self._page(key, keep)
         if page is None:
             return False
         level.touch(key)
@@ -157,8 +157,8 @@ class TierLedger:
         self._orders.clear()
         return taken
 
-    def _page(self, key: TierKey) -> HostPage | None:
-        room, victim = self._host.room()
+    def _page(self, key: TierKey, keep: Container[TierKey] = ()) -> HostPage | None:
+        room, victim = self._host.room(keep)
         if victim is not None:
             self._orders.append(TierOrder("drop", HOST, victim))
         return self._host.add(key) if room else None

@@ -6,7 +6,7 @@ that a tier loses, spoils or delays can reach a sequence.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -194,11 +194,14 @@ class CacheTiers:
         if fits and not staged.deadline:  # only now it is this that the sequence waits for
             staged.deadline = self._now + staged.patience
             self._ledger.device.touch(there)
-        for group, index in staged.missing:
-            name = tier_key(group, staged.hashes[index])
+        names = [tier_key(group, staged.hashes[index]) for group, index in staged.missing]
+        for name in names:
             if self._host.holds(name):
                 self._host.touch(name)
-        coming = [self._bring(staged, place, fits) for place in staged.missing]
+        keep = frozenset(names)  # what is there already must not make room for the rest
+        coming = [
+            self._bring(staged, name, index, keep, fits) for name, (_, index) in zip(names, staged.missing, strict=True)
+        ]
         if not any(coming):
             return "done"
         return "coming" if fits else "room"
@@ -258,15 +261,13 @@ class CacheTiers:
         staged.length = longest(self._options.tails, holds, staged.hashes.__getitem__, staged.length)
         staged.missing = self._missing(staged)
 
-    def _bring(self, staged: StagedPrefix, place: tuple[int, int], fits: bool) -> bool:
+    def _bring(self, staged: StagedPrefix, name: TierKey, index: int, keep: Container[TierKey], fits: bool) -> bool:
         """One block's next step towards the device. False when there is none to wait for."""
-        group, index = place
-        name = tier_key(group, staged.hashes[index])
         page = self._host.find(name)
         if page is None:
             source = self._source(name)
             # Without room: what is under way makes some when it is over.
-            return source is not None and (self._ledger.load(name, source) or self._ledger.busy)
+            return source is not None and (self._ledger.load(name, source, keep) or self._ledger.busy)
         if page.arriving or self._ledger.is_fetching(name):
             return True
         if name in staged.fetched:
