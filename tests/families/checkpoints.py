@@ -8,6 +8,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     OPTConfig,
@@ -49,6 +50,12 @@ GEMMA_ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
 }
+GRANITE = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 3.0,
+}
 GPT2 = {"vocab_size": 256, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
 GPT2 |= {"bos_token_id": 1, "eos_token_id": 2}
 
@@ -75,6 +82,10 @@ CONFIGS = {
         query_pre_attn_scalar=10,
         layer_types=["full_attention", "sliding_attention"] * 2,
         rope_parameters=GEMMA_ROPES,
+    ),
+    "granite": lambda: GraniteConfig(**BASE, **GRANITE, head_dim=32),
+    "granite-biased-tied": lambda: GraniteConfig(
+        **BASE, **GRANITE, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
     ),
     "opt": lambda: OPTConfig(**OPT),
     "opt-350m": lambda: OPTConfig(**OPT, word_embed_proj_dim=32, do_layer_norm_before=False),
@@ -185,6 +196,11 @@ def _write_metadata(writer, config, arch):
         writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
         writer.add_sliding_window(config.sliding_window)
         return
+    if arch == "granite":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_rope_dimension_count(head_dim)
     if config.model_type == "mistral" and config.sliding_window:
@@ -205,7 +221,7 @@ def llama3_frequencies(config, head_dim):
 
 
 def _as_converted(arch, name, tensor, config):
-    if arch == "llama" and ("q_proj" in name or "k_proj" in name):
+    if arch in ("llama", "granite") and ("q_proj" in name or "k_proj" in name):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
         half = tensor.shape[0] // heads // 2
         return tensor.reshape(heads, 2, half, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)

@@ -38,7 +38,7 @@ def test_float32_checkpoint_equals_transformers(checkpoint, backend):
 
 
 @pytest.mark.parametrize("backend", ["torch", "native"])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "opt-350m", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "granite", "opt-350m", "gpt2"])
 def test_chunks_and_single_tokens_equal_one_prefill(name, backend, tmp_path):
     directory = save(random_model(name), tmp_path)
     steps = (7, 12, 1, 1, 1, 5)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from octavo.errors import OctavoError, UnsupportedError
-from octavo.model.families import gemma3, gpt2, llama, opt, qwen2, qwen3
+from octavo.model.families import gemma3, gpt2, granite, llama, opt, qwen2, qwen3
 from octavo.model.families.catalog import FAMILIES, GGUF_TABLE, TABLE, family_name
 from octavo.model.rope import rope_tables
 from octavo.ops.weight import StoredTensor
@@ -78,6 +78,24 @@ def test_gemma_27b_scale_in_gguf_is_by_hidden():
     assert gemma3.read_gguf_config(metadata, tensors)["query_pre_attn_scalar"] == 168
 
 
+def test_granite_multipliers_and_what_their_absence_means():
+    spec = granite.read_spec(MINIMAL)
+    assert (attention(spec).scale, spec.embedding.scale, spec.head.scale, spec.max_positions) == (1, 1, 1, 2048)
+    assert granite.read_spec({**MINIMAL, "logits_scaling": 8.0}).head.scale == 0.125
+    spec = granite.read_spec({**MINIMAL, "residual_multiplier": 0.22})
+    assert [block.branches[0].scale for block in spec.layers[0].blocks] == [0.22, 0.22]
+    sizes = {"block_count": 2, "embedding_length": 64, "attention.head_count": 4, "feed_forward_length": 128}
+    sizes |= {"embedding_scale": 12.0, "residual_scale": 0.0, "logit_scale": 8.0}
+    metadata = {"general.architecture": "granite"} | {f"granite.{key}": value for key, value in sizes.items()}
+    tensors = {"token_embd.weight": type("T", (), {"shape": (8, 64)})}
+    spec = granite.read_spec(granite.read_gguf_config(metadata, tensors))
+    assert (attention(spec).scale, spec.embedding.scale, spec.head.scale) == (0.25, 12, 0.125)
+    assert spec.layers[0].blocks[0].branches[0].scale == 1
+    unrotated = {**metadata, "granite.rope.scaling.finetuned": False}
+    with pytest.raises(UnsupportedError, match="position_embedding_type"):
+        granite.read_spec(granite.read_gguf_config(unrotated, tensors))
+
+
 def test_opt_and_gpt2_defaults():
     spec = opt.read_spec({**MINIMAL, "ffn_dim": 128})
     assert (spec.embedding.positions, spec.embedding.project, spec.head.tied) == (2048, False, True)
@@ -98,6 +116,7 @@ def test_whatever_a_config_says_the_answer_is_a_spec_or_a_clear_error(family):
     others = "rope_theta rope_scaling rope_parameters sliding_window sliding_window_pattern layer_types head_dim"
     others += " partial_rotary_factor rotary_dim num_key_value_heads use_sliding_window max_window_layers text_config"
     others += " hidden_act hidden_activation activation_function tie_word_embeddings query_pre_attn_scalar dtype"
+    others += " attention_multiplier embedding_multiplier residual_multiplier logits_scaling"
     others += " max_position_embeddings word_embed_proj_dim attention_bias rms_norm_eps model_type architectures"
     base = {**MINIMAL, **gpt, "ffn_dim": 64}
     for key in (*base, *others.split()):
@@ -118,6 +137,7 @@ def test_whatever_gguf_metadata_say_the_answer_is_a_spec_or_a_clear_error(arch):
     )
     others += " rope.scaling.type rope.scaling.factor rope.scale_linear rope.dimension_count rope.freq_base_swa"
     others += " attention.layer_norm_rms_epsilon attention.layer_norm_epsilon"
+    others += " attention.scale embedding_scale residual_scale logit_scale"
     tensors = {"token_embd.weight": StoredTensor("token_embd.weight", "f32", (8, 64), np.zeros(2048, np.uint8))}
     base = {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in sizes.items()}
     family = GGUF_TABLE[arch]
@@ -129,6 +149,7 @@ def test_whatever_gguf_metadata_say_the_answer_is_a_spec_or_a_clear_error(arch):
 
 
 def test_the_catalog_lists_every_family_once():
-    assert [family_name(family) for family in FAMILIES] == ["llama", "qwen2", "qwen3", "gemma3", "opt", "gpt2"]
+    names = ["llama", "qwen2", "qwen3", "gemma3", "granite", "opt", "gpt2"]
+    assert [family_name(family) for family in FAMILIES] == names
     assert len(TABLE) == sum(len(family.ARCHITECTURES) for family in FAMILIES)
     assert len(GGUF_TABLE) == sum(len(family.GGUF_ARCHITECTURES) for family in FAMILIES)
