@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from octavo.flow.cache_report import CacheReport
 from octavo.flow.delta import TextDelta
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import SequenceTimes, TokenLogprobs
@@ -71,7 +72,10 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The answers to one prompt. `prompt_logprobs[0]` is None: nothing predicts the first token."""
+    """The answers to one prompt. `prompt_logprobs[0]` is None: nothing predicts the first token.
+
+    `cache_report` tells what the prefix cache did for the prompt when that asks for it (`explain_cache`).
+    """
 
     request_id: str
     prompt: str | None
@@ -85,6 +89,7 @@ class RequestOutput:
     encoder_prompt: str | None = None
     encoder_prompt_token_ids: list[int] | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    cache_report: CacheReport | None = None
 
 
 @dataclass(slots=True)
@@ -166,8 +171,9 @@ class RequestCollector:
                 answer.cumulative_logprob += entry.logprobs[0]
         if delta.prompt_logprobs and self.output.prompt_logprobs is not None and delta.index == 0:
             self.output.prompt_logprobs += [named_logprobs(entry, self._decode) for entry in delta.prompt_logprobs]
-        if delta.num_cached_tokens or self.output.num_cached_tokens is None:
+        if not delta.index:  # the other streams take the prompt over from the first
             self.output.num_cached_tokens = max(delta.num_cached_tokens, self.output.num_cached_tokens or 0)
+            self.output.cache_report = delta.cache_report or self.output.cache_report
         if delta.times is not None:
             self._note_times(delta.times)
         if delta.finish_reason is not None:

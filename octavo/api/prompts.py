@@ -7,7 +7,10 @@ from octavo.errors import InvalidRequestError
 
 
 class _PromptExtras(TypedDict, total=False):
-    cache_salt: str
+    cache_salt: str  # only prompts of the same salt share cached blocks
+    cache_retention: float  # seconds for which the prompt stays cached after its last use, within a budget
+    prompt_cache_key: str  # names prompts that begin alike and come again
+    explain_cache: bool  # tell what was found, and why not more
 
 
 class TextPrompt(_PromptExtras):

@@ -324,6 +324,12 @@ class CacheManager:
         return self._pool.available
 
     @property
+    def pin_tokens(self) -> int:
+        """Tokens of one prompt that may be pinned."""
+        groups = max(1, len(self._groups))
+        return self._pool.pins.budget // groups * self.block_size if self.prefix_caching else 0
+
+    @property
     def num_blocks(self) -> int:
         """All blocks."""
         return self._pool.num_blocks
@@ -414,7 +420,13 @@ class CacheManager:
                 pool.pin(block, terms.retention)
 
     def _take_over(self, held: SequenceBlocks, match: PrefixMatch) -> None:
-        self._pool.share(_held_by(match), reused=not match.forked, urgency=held.terms.urgency)
+        terms = held.terms
+        self._pool.share(_held_by(match), reused=not match.forked, urgency=terms.urgency)
+        if terms.retention:
+            last = terms.pinned // self.block_size
+            for blocks, first in zip(match.blocks, match.firsts, strict=True):
+                for block in blocks[first:last]:
+                    self._pool.pin(block, terms.retention)
         for table, blocks, first in zip(held.tables, match.blocks, match.firsts, strict=True):
             table.blocks = list(blocks)
             table.first = first

@@ -123,11 +123,13 @@ class BlockPool:
         self._uses[block] = use
 
     def pin(self, block: BlockId, seconds: float) -> bool:
-        """Keep a block's contents for `seconds` after its last use; false when no more may be pinned.
+        """Keep the contents of a block that is read for `seconds` after its last use.
 
-        The block is read, and its contents can be found.
+        Returns:
+            False when no more may be pinned, or the contents cannot be found.
         """
-        return self.pins.grant(self._uses[block], seconds)
+        use = self._uses.get(block)
+        return use is not None and self.pins.grant(use, seconds)
 
     def depths(self) -> dict[BlockId, int]:
         """How many blocks stand before each block with cached contents, in its chain."""

@@ -8,9 +8,9 @@ import mmap
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from octavo.cache.group import KVCacheGroup, groups_for, layer_caches
 from octavo.cache.manager import CacheManager, CacheOptions
@@ -174,6 +174,7 @@ class _Machinery:
     groups: tuple[KVCacheGroup, ...]
     page_bytes: int
     loop: EngineLoop
+    pin_tokens: int
 
 
 def _assemble(
@@ -200,7 +201,11 @@ def _assemble(
     memory = _sleeping_memory(config, source, loaded, backend, model)
     worker = Worker(runner, table, None if below is None else below.transfers, memory)
     return _Machinery(
-        resolved, groups, page, EngineLoop(Scheduler(cache, _limits(config, resolved)), LocalExecutor(worker))
+        resolved,
+        groups,
+        page,
+        EngineLoop(Scheduler(cache, _limits(config, resolved)), LocalExecutor(worker)),
+        cache.pin_tokens,
     )
 
 
@@ -213,7 +218,7 @@ def _sleeping_memory(
         return None
 
     def arrays(weights: DecoderWeights[Any]) -> list[Bytes]:
-        return [segment.data for matrix in _matrices(weights) for segment in matrix.segments]
+        return [cast(Bytes, segment.data) for matrix in _matrices(weights) for segment in matrix.segments]
 
     return SleepingMemory(
         pages.release, arrays(loaded.weights), lambda: arrays(_load(config, source, backend, model).weights)
@@ -226,7 +231,7 @@ def _finish(
     """The client, and the figures about all of it."""
     resolved, groups = machinery.resolved, machinery.groups
     weights = _matrices(loaded.weights)
-    info = _info(resolved, source, clock.total)
+    info = replace(_info(resolved, source, clock.total), pin_tokens=machinery.pin_tokens)
     return Engine(
         client=LocalClient(info, machinery.loop),
         info=info,

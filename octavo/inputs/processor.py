@@ -1,5 +1,6 @@
 """Prompts and parameters to requests that are valid by construction: the only way into the engine."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -16,6 +17,7 @@ from octavo.text.tokenizer import Tokenizer
 
 _MASK = (1 << 64) - 1
 _NEVER = -1e9  # added to a logit: no draw, and still a finite number
+_LONG_SALT = 64  # characters
 _LONG_TEXT = 8  # characters a token beyond which a text is measured before it is tokenized
 
 
@@ -128,7 +130,8 @@ class InputProcessor:
             n=checked.n,
             arrival=arrival,
             priority=priority,
-            cache_salt=cache_salt or read.cache_salt,
+            cache_salt=_short(cache_salt or read.cache_salt),
+            cache=read.cache,
             stop=tuple(checked.stop or ()),
             include_stop_str_in_output=checked.include_stop_str_in_output,
             skip_special_tokens=checked.skip_special_tokens,
@@ -194,6 +197,13 @@ class InputProcessor:
         value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
         return value ^ (value >> 31)
+
+
+def _short(salt: str) -> str:
+    """A salt of any length as a short one. Nobody's short salt can equal it: whatever is that long is hashed itself."""
+    if len(salt) <= _LONG_SALT:
+        return salt
+    return "blake2b-" + hashlib.blake2b(salt.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _copied(params: SamplingParams) -> SamplingParams:

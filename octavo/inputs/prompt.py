@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 from octavo.errors import InvalidRequestError, UnsupportedError
+from octavo.flow.request import CacheWish
 
 Prompt: TypeAlias = "str | Sequence[int] | Mapping[str, Any]"
 
-_KEYS = frozenset(["prompt", "prompt_token_ids", "cache_salt"])
+_WISHES = {"cache_retention": "retention", "prompt_cache_key": "key", "explain_cache": "explain"}
+_KEYS = frozenset(["prompt", "prompt_token_ids", "cache_salt", *_WISHES])
+_NO_WISH = CacheWish()
+_LONGEST_RETENTION = 1e9  # seconds
 _NEEDS_MEDIA = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
 
 
@@ -20,6 +24,7 @@ class ReadPrompt:
     text: str | None = None
     ids: Sequence[int] | None = None
     cache_salt: str = ""
+    cache: CacheWish = _NO_WISH
 
 
 def read_prompt(prompt: Prompt) -> ReadPrompt:
@@ -54,7 +59,21 @@ def _from_mapping(prompt: Mapping[str, Any]) -> ReadPrompt:
     ids: object = prompt.get("prompt_token_ids")
     if text is None and ids is None:
         raise InvalidRequestError("a prompt needs prompt or prompt_token_ids", "prompt")
-    return ReadPrompt(text, None if ids is None else _token_ids(ids), salt or "")
+    return ReadPrompt(text, None if ids is None else _token_ids(ids), salt or "", _cache_wish(prompt))
+
+
+def _cache_wish(prompt: Mapping[str, Any]) -> CacheWish:
+    kinds: dict[str, type | tuple[type, ...]] = {"retention": (int, float), "key": str, "explain": bool}
+    given: dict[str, Any] = {}
+    for name, field in _WISHES.items():
+        value: object = prompt.get(name)
+        if value is None:
+            continue
+        wrong = not isinstance(value, kinds[field]) or (isinstance(value, bool) and field != "explain")
+        if wrong or (isinstance(value, (int, float)) and not 0 <= value < _LONGEST_RETENTION):
+            raise InvalidRequestError(f"{name} is not what it should be: {value!r}", name)
+        given[field] = value
+    return CacheWish(**given)
 
 
 def _token_ids(value: object) -> Sequence[int]:

@@ -36,6 +36,7 @@ CONTROL_ROUTES = (
     Route("/pause", guarded(control.pause), methods=["POST"]),
     Route("/resume", guarded(control.resume), methods=["POST"]),
     Route("/is_paused", guarded(control.is_paused), methods=["GET"]),
+    Route("/reset_prefix_cache", guarded(control.reset_prefix_cache), methods=["POST"]),
     Route("/sleep", guarded(control.sleep), methods=["POST"]),
     Route("/wake_up", guarded(control.wake_up), methods=["POST"]),
     Route("/is_sleeping", guarded(control.is_sleeping), methods=["GET"]),

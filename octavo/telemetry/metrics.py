@@ -65,6 +65,15 @@ CACHE_USAGE = Metric(
     ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
 )
 CACHE_BLOCKS = Metric("octavo_cache_blocks", "gauge", "blocks", "KV cache blocks in the pool.")
+CACHE_CACHED = Metric("octavo_cache_cached_blocks", "gauge", "blocks", "Blocks that no sequence holds, contents kept.")
+CACHE_PINNED = Metric(
+    "octavo_cache_pinned_blocks", "gauge", "blocks", "Blocks kept for a time that requests asked for."
+)
+CACHE_EVICTIONS = Metric("octavo_cache_evictions", "counter", "blocks", "Cached blocks forgotten to make room.")
+PINS_REFUSED = Metric("octavo_cache_pins_refused", "counter", "blocks", "Blocks not pinned: the budget was used up.")
+PINS_BROKEN = Metric(
+    "octavo_cache_pins_broken", "counter", "blocks", "Pinned blocks that the last sequence could not do without."
+)
 TIER_BLOCKS = Metric(
     "octavo_cache_tier_blocks", "gauge", "blocks", "Cached blocks that a tier holds.", labels=("tier",)
 )
@@ -122,6 +131,13 @@ PREFIX_HITS = Metric(
     "tokens",
     "Prompt tokens found in the prefix cache.",
     ("vllm:prefix_cache_hits",),
+)
+PREFIX_MISSES = Metric(
+    "octavo_prefix_cache_misses",
+    "counter",
+    "tokens",
+    "Prompt tokens, in whole blocks, that were not found in the prefix cache, by cause.",
+    labels=("cause",),
 )
 PREEMPTIONS = Metric(
     "octavo_preemptions",
@@ -297,6 +313,7 @@ HTTP_REQUESTS = Metric(
 
 METRICS: tuple[Metric, ...] = (
     *(REQUESTS_RUNNING, REQUESTS_WAITING, CACHE_USAGE, CACHE_BLOCKS, PREFIX_QUERIES, PREFIX_HITS, PREEMPTIONS),
+    *(PREFIX_MISSES, CACHE_CACHED, CACHE_PINNED, CACHE_EVICTIONS, PINS_REFUSED, PINS_BROKEN),
     *(OVERTAKEN, EXPIRED, WAITING_TOKENS, TENANTS_WAITING, PROMPT_ROOM, PAUSED),
     *(PROMPT_TOKENS, GENERATION_TOKENS, STEPS, STEP_SECONDS, REQUESTS_FINISHED, REQUESTS_REJECTED),
     *(FIRST_TOKEN_SECONDS, INTER_TOKEN_SECONDS, TOKEN_SECONDS, END_TO_END_SECONDS),

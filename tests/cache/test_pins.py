@@ -154,3 +154,12 @@ def test_pins_of_everything_never_stop_the_engine():
     asked = [request(str(n), range(n * 50, n * 50 + 30), 8, cache=CacheWish(retention=1e9)) for n in range(6)]
     engine.add(*asked).run()
     engine.check_answers(asked)
+
+
+def test_what_was_cached_already_is_pinned_as_well():
+    cache = manager()
+    cache.release(compute(cache, list(range(17))))
+    cache.release(compute(cache, list(range(9)), seconds=60.0))
+    assert cache.stats().pinned == 2
+    flood(cache)
+    assert matched(cache, list(range(17))) == 8

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import InvalidRequestError, PromptTooLongError, UnsupportedError, UserError
+from octavo.flow.request import CacheWish
 from octavo.flow.sampling_params import SamplingParams
 from octavo.inputs.limits import InputLimits
 from octavo.inputs.processor import InputProcessor
@@ -291,3 +292,22 @@ def test_whatever_comes_in_is_a_valid_request_or_a_user_error(prompt, options):
     assert all(0 <= token_id < VOCAB for token_id in request.prompt_token_ids)
     assert 1 <= request.stopping.max_tokens <= 64 - len(request.prompt_token_ids)
     assert request.stopping.min_tokens <= request.stopping.max_tokens
+
+
+def test_a_salt_of_a_megabyte_goes_on_as_a_short_one():
+    salts = ["s" * 64, "s" * 65, "s" * (1 << 20), "s" * (1 << 20) + "t"]
+    made = [processor().prepare({"prompt": "hi", "cache_salt": salt}, None, "x").cache_salt for salt in salts]
+    assert made[0] == salts[0]
+    assert max(map(len, made)) < 256
+    assert len(set(made)) == len(made)
+    # Whoever knows what a long salt becomes cannot ask for it.
+    forged = processor().prepare({"prompt": "hi", "cache_salt": made[2]}, None, "x").cache_salt
+    assert forged not in made
+
+
+def test_what_a_prompt_asks_of_the_cache():
+    prompt = {"prompt": "hi", "cache_retention": 300, "prompt_cache_key": "k", "explain_cache": True}
+    assert processor().prepare(prompt, None, "x").cache == CacheWish(300, "k", True)
+    for wrong in ({"cache_retention": -1}, {"cache_retention": True}, {"prompt_cache_key": 3}, {"explain_cache": 1}):
+        with pytest.raises(InvalidRequestError, match=next(iter(wrong))):
+            processor().prepare({"prompt": "hi", **wrong}, None, "x")

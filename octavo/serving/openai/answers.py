@@ -94,6 +94,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | None = None
     kv_transfer_params: None = None
     warnings: list[str] | UnsetType = UNSET
+    cache_report: list[dict[str, Any]] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
@@ -125,6 +126,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
+    cache_report: list[dict[str, Any]] | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -153,6 +155,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     system_fingerprint: None = None
     kv_transfer_params: None = None
     warnings: list[str] | UnsetType = UNSET
+    cache_report: list[dict[str, Any]] | UnsetType = UNSET
 
 
 class CompletionChunk(msgspec.Struct, kw_only=True):
@@ -165,6 +168,7 @@ class CompletionChunk(msgspec.Struct, kw_only=True):
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
     warnings: list[str] | UnsetType = UNSET
+    cache_report: list[dict[str, Any]] | UnsetType = UNSET
 
 
 class ModelPermission(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,7 +47,7 @@ async def create_chat_completion(request: Request) -> Response:
     # The template writes the special tokens that the model expects.
     options = {"add_special_tokens": bool(body.add_special_tokens)}
     job = await open_job(request, state, body, [(text, options)], params)
-    job.warnings = warnings
+    job.warnings += warnings
     answer = _Answer(body, job, state)
     if not body.stream:
         parts = await until_disconnect(request.receive, gather(job))
@@ -99,6 +99,7 @@ class _Answer:
         self._job = job
         self._role = state.config.response_role
         self._top = body.top_logprobs or 0
+        self._tokenizer = state.inputs.tokenizer
         self._names = TokenNames(state.inputs.tokenizer, bool(body.return_tokens_as_token_ids))
         options = body.stream_options
         self._usage = bool(options and options.include_usage)
@@ -118,6 +119,7 @@ class _Answer:
             prompt_logprobs=prompt_logprobs(parts[0].prompt_logprobs, self._names) if wants_prompt else None,
             prompt_token_ids=list(job.requests[0].prompt_token_ids) if body.return_token_ids else None,
             warnings=job.warnings or UNSET,
+            cache_report=job.take_reports(self._tokenizer),
         )
 
     def _choice(self, index: int, part: AnswerParts) -> ChatChoice:
@@ -177,7 +179,14 @@ class _Answer:
         if usage is None and self._continuous:
             usage = job.tally.usage()
         shown = usage if self._usage else UNSET
-        return ChatChunk(id=job.id, created=job.created, model=job.model, choices=choices, usage=shown)
+        return ChatChunk(
+            id=job.id,
+            created=job.created,
+            model=job.model,
+            choices=choices,
+            usage=shown,
+            cache_report=job.take_reports(self._tokenizer),
+        )
 
     def _echoed(self) -> str:
         last = self._body.messages[-1]

@@ -44,7 +44,7 @@ async def create_completion(request: Request) -> Response:
     params = _params(body, state)
     options = {"add_special_tokens": True if body.add_special_tokens is None else body.add_special_tokens}
     job = await open_job(request, state, body, [(prompt, options) for prompt in prompts], params)
-    job.warnings = warnings
+    job.warnings += warnings
     answer = _Answer(body, job, state, prompts)
     if not body.stream:
         parts = await until_disconnect(request.receive, gather(job))
@@ -123,6 +123,7 @@ class _Answer:
             choices=[self._choice(index, part) for index, part in enumerate(parts)],
             usage=self._read_usage(),
             warnings=job.warnings or UNSET,
+            cache_report=job.take_reports(self._tokenizer),
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -212,4 +213,5 @@ class _Answer:
             choices=choices,
             usage=usage if self._usage else UNSET,
             warnings=warnings or UNSET,
+            cache_report=job.take_reports(self._tokenizer),
         )

@@ -7,19 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
 from octavo.engine.async_engine import RequestStream
 from octavo.errors import DeadlineExceededError, InternalError, InvalidRequestError, OctavoError
+from octavo.flow.cache_report import CacheReport
 from octavo.flow.delta import TextDelta
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import FinishReason, TokenLogprobs
 from octavo.flow.sampling_params import SamplingParams
 from octavo.serving.limits import check_counts, check_depth, read_body
 from octavo.serving.openai.answers import PromptTokensDetails, Usage
+from octavo.serving.openai.cache_report import told
 from octavo.serving.openai.schema import BodyReader, GenerationFields, refuse_unsupported
+from octavo.serving.openai.wishes import read_beam, read_cache_wish, with_wishes
 from octavo.serving.state import ServerState
 from octavo.serving.tenant import tenant_of
+from octavo.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 
@@ -44,13 +49,15 @@ class Tally:
     details: bool
     completion_tokens: int = 0
     cached: dict[str, int] = field(default_factory=dict[str, int])  # by engine request
+    reports: dict[str, CacheReport] = field(default_factory=dict[str, CacheReport])  # that were not told yet
 
     def add(self, delta: TextDelta) -> None:
         """Take a delta's tokens."""
         self.completion_tokens += len(delta.token_ids)
-        if delta.num_cached_tokens:
-            # Every stream of a request tells of the same prompt.
+        if delta.num_cached_tokens and not delta.index:  # the other streams take the prompt over from the first
             self.cached[delta.request_id] = delta.num_cached_tokens
+        if delta.cache_report is not None and not delta.index:
+            self.reports[delta.request_id] = delta.cache_report
 
     def usage(self) -> Usage:
         """The reading so far."""
@@ -71,6 +78,11 @@ class Job:
     tally: Tally
     warnings: list[str]
     n: int
+
+    def take_reports(self, tokenizer: Tokenizer | None) -> list[dict[str, Any]] | UnsetType:
+        """What the cache did for the prompts, as far as it was asked for and was not told yet."""
+        reports, self.tally.reports = self.tally.reports, {}
+        return [told(reports[item.id], item, tokenizer) for item in self.requests if item.id in reports] or UNSET
 
     def index_of(self, delta: TextDelta) -> int:
         """The choice that a delta belongs to: prompt number times n plus stream."""
@@ -130,6 +142,7 @@ async def open_job(
     Raises:
         OctavoError: a prompt or parameter is refused, or the engine takes none.
     """
+    beam, wish = read_beam(body), read_cache_wish(body)
     prefix = "chatcmpl" if request.url.path.endswith("/chat/completions") else "cmpl"
     wanted = body.request_id or request.headers.get("x-request-id")
     public = f"{prefix}-{(wanted or uuid.uuid4().hex)[:_MAX_ID]}"
@@ -147,7 +160,8 @@ async def open_job(
     size = sum(len(prompt) for prompt, _ in prompts)
     prepared = await asyncio.to_thread(prepare) if size > _LONG_TEXT else prepare()
     tenant, deadlines = tenant_of(request, body.user), read_deadlines(body)
-    requests = [replace(item, tenant=tenant, **deadlines) for item in prepared]
+    wished = [with_wishes(item, beam, wish, state.engine.info.pin_tokens) for item in prepared]
+    requests = [replace(item, tenant=tenant, **deadlines) for item, _ in wished]
     stream = state.engine.open(*requests)
     return Job(
         id=public,
@@ -156,7 +170,7 @@ async def open_job(
         requests=requests,
         stream=stream,
         tally=Tally(sum(len(item.prompt_token_ids) for item in requests), state.config.enable_prompt_tokens_details),
-        warnings=[],
+        warnings=list(dict.fromkeys(warning for _, warnings in wished for warning in warnings)),
         n=requests[0].n,
     )
 

@@ -57,9 +57,15 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     user: str | None = None
     timeout: float | None = None
     ttft_deadline: float | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
+    cache_control: JsonObject | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    explain_cache: bool | None = None
     # Asked for elsewhere; refused unless neutral (see `refuse_unsupported`).
     best_of: int | None = None
-    use_beam_search: bool | None = None
     response_format: JsonObject | None = None
     structured_outputs: Any = None
     guided_json: Any = None
@@ -138,7 +144,6 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 # Field -> what it asks for. None, false and empty values ask for nothing.
 _UNSUPPORTED: dict[str, str] = {
-    "use_beam_search": "beam search",
     "structured_outputs": "structured output",
     "guided_json": "structured output",
     "guided_regex": "structured output",
@@ -171,7 +176,7 @@ def refuse_unsupported(body: GenerationFields) -> None:
     kind = (body.response_format or {}).get("type", "text")
     if kind != "text":
         raise UnsupportedError(f"response_format: type {kind!r} is not supported; only 'text' is")
-    if body.best_of is not None and body.best_of != (body.n or 1):
+    if body.best_of is not None and body.best_of != (body.n or 1) and not body.use_beam_search:
         raise InvalidRequestError(f"best_of must equal n, got best_of={body.best_of} and n={body.n or 1}", "best_of")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options can only be given with stream=true", "stream_options")
