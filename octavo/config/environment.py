@@ -54,7 +54,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
 def _cache_dir(variables: Mapping[str, str]) -> Path:
     own = variables.get("OCTAVO_CACHE_DIR")
     if own:
-        return Path(own).expanduser()
+        return Path(os.path.expanduser(own))
     shared = variables.get("XDG_CACHE_HOME")
     base = Path(shared) if shared else Path(variables.get("HOME", "~")).expanduser() / ".cache"
     return base / "octavo"

@@ -4,6 +4,7 @@ Two moments: `resolve_model` before weights are loaded (types, sizes, threads), 
 left of the memory is known.
 """
 
+import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -227,7 +228,7 @@ def resolve_tiers(config: EngineConfig, environment: Environment, backend: str) 
     if asked.kv_disk is not None:
         path = Choice(str(environment.cache_dir / "kv"), "in the cache directory (OCTAVO_CACHE_DIR)")
         if asked.kv_disk_path is not None:
-            path = Choice(str(Path(asked.kv_disk_path).expanduser()), _ASKED)
+            path = Choice(str(Path(os.path.expanduser(asked.kv_disk_path))), _ASKED)
         tiers = replace(tiers, kv_disk=Choice(parse_size(asked.kv_disk), _ASKED), kv_disk_path=path)
     return tiers
 
@@ -334,7 +335,7 @@ def _weight_cache_dir(config: EngineConfig, environment: Environment) -> Choice[
     if not config.model.weight_cache:
         return Choice(None, "--no-weight-cache")
     if config.model.weight_cache_dir is not None:
-        return Choice(Path(config.model.weight_cache_dir).expanduser(), _ASKED)
+        return Choice(Path(os.path.expanduser(config.model.weight_cache_dir)), _ASKED)
     return Choice(environment.cache_dir / "weights", "in the cache directory (OCTAVO_CACHE_DIR)")
 
 

@@ -1,5 +1,6 @@
 """The text side of a model: what turns prompts into requests and tokens into text. Needs no weights."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,14 +98,17 @@ def _template_text(given: str) -> str:
     """A file's content, or the text itself.
 
     Raises:
-        ConfigError: it looks like a path, and there is no such file.
+        ConfigError: it looks like a path, and there is no such file, or none that can be read.
     """
     if "{" in given or len(given) > _MAX_TEMPLATE_PATH:
         return given
-    path = Path(given).expanduser()
-    if not path.is_file():
-        raise ConfigError(f"chat_template: no file {path}, and the text is no Jinja template")
-    return path.read_text("utf-8")
+    path = Path(os.path.expanduser(given))
+    try:
+        return path.read_text("utf-8")
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raise ConfigError(f"chat_template: no file {path}, and the text is no Jinja template") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"chat_template: {path} cannot be read: {error}") from None
 
 
 def _generation(wanted: str, source: ModelSource) -> dict[str, Any]:
@@ -112,7 +116,7 @@ def _generation(wanted: str, source: ModelSource) -> dict[str, Any]:
         return source.generation_config
     if wanted == "vllm":
         return {key: source.generation_config[key] for key in _END_KEYS if key in source.generation_config}
-    path = Path(wanted).expanduser() / "generation_config.json"
+    path = Path(os.path.expanduser(wanted)) / "generation_config.json"
     if not path.is_file():
         raise ConfigError(f"generation_config: no file {path}; give 'auto', 'vllm' or a directory that has one")
     return read_json(path)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from octavo.errors import ModelNotFoundError, UnsupportedError
+from octavo.errors import CheckpointError, ModelNotFoundError, UnsupportedError
 from octavo.model.checkpoint.gguf import read_gguf
 from octavo.model.checkpoint.mapped import MappedFile
 from octavo.model.checkpoint.safetensors import find_shards, merge, read_safetensors
@@ -88,7 +89,14 @@ def find_model(
     """
     if name is None:
         return _find_demo()
-    path = Path(name).expanduser()
+    try:
+        return _find_named(name, revision, download_dir, token)
+    except OSError as error:
+        raise ModelNotFoundError(f"no model at {name[:200]}: {error.strerror or error}") from error
+
+
+def _find_named(name: str, revision: str | None, download_dir: str | None, token: str | None) -> Path:
+    path = Path(os.path.expanduser(name))  # Path's own fails for an unknown user
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelNotFoundError(f"{path} is a file, but no .gguf; give a .gguf file or a model's directory")
@@ -160,10 +168,13 @@ def open_model(path: Path) -> ModelSource:
 
     Raises:
         ModelNotFoundError: nothing there.
-        CheckpointError: a file is damaged or contradicts itself.
+        CheckpointError: a file is damaged, contradicts itself or cannot be read.
         UnsupportedError: an architecture or format Octavo does not have.
     """
-    return _open_gguf(path) if path.is_file() else _open_directory(path)
+    try:
+        return _open_gguf(path) if path.is_file() else _open_directory(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
 def _open_gguf(path: Path) -> ModelSource:

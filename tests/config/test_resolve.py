@@ -115,6 +115,7 @@ def test_what_is_missing_is_refused() -> None:
 def test_weight_cache() -> None:
     assert resolve().weight_cache_dir.value == Path("/cache/weights")
     assert resolve(weight_cache_dir="/elsewhere").weight_cache_dir.value == Path("/elsewhere")
+    assert resolve(weight_cache_dir="~no-such-user-here/x").weight_cache_dir.value == Path("~no-such-user-here/x")
     off = resolve_model(
         EngineConfig.from_options(weight_cache=False), FACTS, MACHINE, ENVIRONMENT, ("scalar",)
     ).weight_cache_dir

@@ -175,3 +175,16 @@ def test_gguf_metadata_become_defaults(tmp_path):
         path.write_bytes(gguf_bytes([*kept, entry], [embedding]))
         with pytest.raises(error, match=message):
             open_model(path)
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "~no-such-user-here/x", "a\0b"])
+def test_names_that_no_file_can_have(name):
+    with pytest.raises(ModelNotFoundError, match="no model"):
+        find_model(name)
+
+
+def test_a_shard_that_no_file_can_be_is_a_damaged_checkpoint(tmp_path):
+    directory = write_model(tmp_path / "model", tiny_tensors())
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x" * 300}}))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        open_model(directory)
