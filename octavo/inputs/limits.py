@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from octavo.errors import InvalidRequestError, PromptTooLongError
+from octavo.flow.request import Sampling, Stopping
 from octavo.flow.sampling_params import SamplingParams
 
 _MOST_STOPS = 128
@@ -96,13 +97,33 @@ class InputLimits:
         self._check_ids(params.allowed_token_ids or (), "allowed_token_ids")
         self._check_ids(params.logit_bias or (), "logit_bias")
 
-    def _check_logprobs(self, count: int | None, name: str) -> None:
-        if count is None or self.max_logprobs == -1:
+    def check_drawable(self, sampling: Sampling, stopping: Stopping) -> None:
+        """Before `min_tokens` are reached no stop token may be drawn: something else must be left to draw.
+
+        Raises:
+            InvalidRequestError: nothing is.
+        """
+        if not stopping.min_tokens:
             return
-        if count == -1 or count > self.max_logprobs:
+        ends = stopping.stop_token_ids if stopping.ignore_eos else stopping.stop_token_ids | stopping.eos_token_ids
+        allowed = sampling.allowed_token_ids
+        if ends.issuperset(allowed) if allowed else len(ends) >= self.vocab:
+            raise InvalidRequestError(
+                f"min_tokens is {stopping.min_tokens}, but every token that may be drawn is a stop token", "min_tokens"
+            )
+
+    @property
+    def most_logprobs(self) -> int:
+        """Most log-probabilities of a position that may be asked for."""
+        return self.vocab if self.max_logprobs == -1 else min(self.max_logprobs, self.vocab)
+
+    def _check_logprobs(self, count: int | None, name: str) -> None:
+        if count is None or (count == -1 and self.max_logprobs == -1):
+            return
+        if count == -1 or count > self.most_logprobs:
             wanted = "the whole vocabulary" if count == -1 else str(count)
             raise InvalidRequestError(
-                f"{name} must be at most {self.max_logprobs} (--max-logprobs), got {wanted}", name
+                f"{name} must be at most {self.most_logprobs} (--max-logprobs), got {wanted}", name
             )
 
     def _check_ids(self, ids: Iterable[int], name: str) -> None:

@@ -16,6 +16,7 @@ from octavo.text.chat_template import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
 
 _MASK = (1 << 64) - 1
+_LARGEST_PRIORITY = 1 << 63
 _NEVER = -1e9  # added to a logit: no draw, and still a finite number
 _LONG_SALT = 64  # characters
 _LONG_TEXT = 8  # characters a token beyond which a text is measured before it is tokenized
@@ -72,7 +73,7 @@ class InputProcessor:
             raise self.limits.too_long(f"more than {most}", 1)
         return self.tokenizer.encode(text, add_special_tokens)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
         """The prompt text of a conversation; options as in `ChatTemplate.render`.
 
         Tokenize it with add_special_tokens=False: the template writes special tokens itself.
@@ -113,8 +114,9 @@ class InputProcessor:
             UnsupportedError: what Octavo does not have.
         """
         read = read_prompt(prompt)
-        if not isinstance(cast("object", priority), int) or isinstance(priority, bool):
-            raise InvalidRequestError(f"priority must be an integer, got {priority!r}", "priority")
+        whole = isinstance(cast("object", priority), int) and not isinstance(priority, bool)
+        if not whole or not -_LARGEST_PRIORITY <= priority < _LARGEST_PRIORITY:
+            raise InvalidRequestError(f"priority must be a 64-bit integer, got {priority!r}", "priority")
         # Callers may have changed a field since it was made; a copy is checked again.
         checked = self.default_params() if params is None else _copied(params)
         limits = self.limits
@@ -122,11 +124,13 @@ class InputProcessor:
         ids = read.ids if read.ids is not None else self.tokenize(read.text or "", add_special_tokens)
         limits.check_prompt(ids)
         max_tokens = limits.output_length(len(ids), checked)
+        sampling, stopping = self._sampling(checked), self._stopping(checked, max_tokens)
+        limits.check_drawable(sampling, stopping)
         return GenerationRequest(
             id=request_id,
             prompt_token_ids=tuple(ids),
-            sampling=self._sampling(checked),
-            stopping=self._stopping(checked, max_tokens),
+            sampling=sampling,
+            stopping=stopping,
             n=checked.n,
             arrival=arrival,
             priority=priority,

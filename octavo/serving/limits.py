@@ -6,11 +6,17 @@ from starlette.requests import Request
 
 from octavo.errors import InvalidRequestError
 from octavo.serving.errors import MediaTypeError, TooLargeError
+from octavo.serving.openai.schema import GenerationFields
 
 MAX_DEPTH = 64  # of JSON; a deep body costs stack wherever it is walked
 MAX_PROMPTS = 1024  # of one text completion
 MAX_CHOICES = 128  # n; OpenAI's bound
 MAX_STOPS = 64  # stop strings
+MAX_WORDS = 1024  # bad_words; each is tokenized
+MAX_ANSWERS = 8192  # prompts times n: every one becomes a sequence
+MAX_ENTRIES = 1 << 20  # prompts times entries of lists about tokens: each prompt takes its own to the engine
+MAX_TOKENIZED = 1 << 21  # characters that are tokenized only to be counted
+LONG_TEXT = 16_384  # characters or bytes; work on more than this goes to a thread
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -38,7 +44,13 @@ async def read_body(request: Request, limit: int) -> bytes:
     body = b"".join(chunks)
     if not body:
         raise InvalidRequestError("the body is empty; a JSON object was expected")
+    request.scope["octavo.body_bytes"] = size
     return body
+
+
+def body_bytes(request: Request) -> int:
+    """Length of the body that `read_body` has read."""
+    return request.scope["octavo.body_bytes"]
 
 
 def check_depth(data: bytes) -> None:
@@ -63,15 +75,26 @@ _NOT_STRUCTURE = bytes(set(range(256)) - set(b'[]{}"'))
 _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
-def check_counts(n: int | None, stops: str | list[str] | None, prompts: int) -> None:
+def check_counts(body: GenerationFields, prompts: int = 1) -> None:
     """Refuse requests whose cost is out of proportion to their size.
 
     Raises:
-        InvalidRequestError: too many answers, stop strings or prompts.
+        InvalidRequestError: too many answers, stop strings, words, token ids or prompts.
     """
-    if n is not None and n > MAX_CHOICES:
+    n = body.n or 1
+    if n > MAX_CHOICES:
         raise InvalidRequestError(f"n must be at most {MAX_CHOICES}, got {n}", "n")
-    if isinstance(stops, list) and len(stops) > MAX_STOPS:
-        raise InvalidRequestError(f"stop may hold at most {MAX_STOPS} strings, got {len(stops)}", "stop")
+    stops = body.stop if isinstance(body.stop, list) else []
+    for name, texts, most in (("stop", stops, MAX_STOPS), ("bad_words", body.bad_words or [], MAX_WORDS)):
+        if len(texts) > most:
+            raise InvalidRequestError(f"{name} may hold at most {most} strings, got {len(texts)}", name)
     if prompts > MAX_PROMPTS:
         raise InvalidRequestError(f"at most {MAX_PROMPTS} prompts can be sent at once, got {prompts}", "prompt")
+    if prompts * n > MAX_ANSWERS:
+        raise InvalidRequestError(f"{prompts} prompts with n={n} are more than {MAX_ANSWERS} answers", "n")
+    for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+        entries = len(getattr(body, name) or ())
+        if prompts * entries > MAX_ENTRIES:
+            raise InvalidRequestError(
+                f"{name} has {entries} entries for each of {prompts} prompts; send fewer prompts at once", name
+            )

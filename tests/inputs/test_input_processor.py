@@ -311,3 +311,32 @@ def test_what_a_prompt_asks_of_the_cache():
     for wrong in ({"cache_retention": -1}, {"cache_retention": True}, {"prompt_cache_key": 3}, {"explain_cache": 1}):
         with pytest.raises(InvalidRequestError, match=next(iter(wrong))):
             processor().prepare({"prompt": "hi", **wrong}, None, "x")
+
+
+@pytest.mark.parametrize("priority", [1 << 63, -(1 << 63) - 1, 10**30, True, 1.0, "1"])
+def test_a_priority_is_a_64_bit_integer(priority):
+    with pytest.raises(InvalidRequestError, match="priority must be a 64-bit integer"):
+        processor().prepare("Hello", None, "r1", priority=priority)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"allowed_token_ids": [2]},
+        {"allowed_token_ids": [0, 5], "stop_token_ids": [0, 5], "ignore_eos": True},
+        {"stop_token_ids": list(range(VOCAB)), "ignore_eos": True},
+    ],
+)
+def test_some_token_can_be_drawn_before_min_tokens(options):
+    inputs = processor(defaults={"eos_token_id": 2})
+    prepared("Hello", inputs, **options)
+    with pytest.raises(InvalidRequestError, match="every token that may be drawn is a stop token"):
+        prepared("Hello", inputs, min_tokens=1, max_tokens=4, **options)
+    prepared("Hello", inputs, min_tokens=1, max_tokens=4, allowed_token_ids=[2], ignore_eos=True)
+
+
+def test_no_more_logprobs_than_the_vocabulary_has():
+    inputs = processor(max_logprobs=-1)
+    assert prepared("Hello", inputs, logprobs=VOCAB).sampling.logprobs == VOCAB
+    with pytest.raises(InvalidRequestError, match=f"logprobs must be at most {VOCAB}"):
+        prepared("Hello", inputs, logprobs=10**9)

@@ -1,6 +1,7 @@
 """The official client and plain HTTP against POST /v1/chat/completions."""
 
 import json
+import threading
 from collections.abc import Iterator
 
 import httpx
@@ -251,3 +252,40 @@ def test_request_id_is_adopted(server: RunningServer) -> None:
         server.url + "/v1/chat/completions", json={"messages": MESSAGES}, headers={"x-request-id": "abc"}
     )
     assert answer.json()["id"] == "chatcmpl-abc"
+
+
+@pytest.mark.parametrize("name", ["messages", "self", "add_generation_prompt", "continue_final_message", "tools", ""])
+@pytest.mark.parametrize("value", [True, False, None])
+def test_template_variables_of_any_name(server: RunningServer, name: str, value: object) -> None:
+    answer = post(server, chat_template_kwargs={name: value})
+    contradiction = name == "continue_final_message" and value
+    assert answer.status_code == (400 if contradiction else 200), answer.text
+
+
+def test_flags_among_the_template_variables(server: RunningServer) -> None:
+    asked = {"return_token_ids": True}
+    whole = post(server, **asked).json()["prompt_token_ids"]
+    short = post(server, chat_template_kwargs={"add_generation_prompt": False}, **asked).json()["prompt_token_ids"]
+    assert bytes(whole) == bytes(short) + b"<assistant>"
+    answer = post(server, chat_template_kwargs={"add_generation_prompt": "no"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "chat_template_kwargs"
+
+
+def test_a_long_conversation_is_written_beside_the_event_loop(server: RunningServer) -> None:
+    loop_thread = server.thread.ident
+    seen: list[int | None] = []
+    render = server.state.inputs.render
+
+    def noting(*arguments: object, **options: object) -> str:
+        seen.append(threading.get_ident())
+        return render(*arguments, **options)  # type: ignore[arg-type]
+
+    server.state.inputs.render = noting  # type: ignore[method-assign]
+    try:
+        post(server, max_tokens=1)
+        post(server, messages=[{"role": "user", "content": "a"}] * 2000, max_tokens=1)
+    finally:
+        del server.state.inputs.render
+    assert seen[0] == loop_thread
+    assert seen[1] != loop_thread

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from tests.serving.scripted import HTTP, RunningServer, run_server
+from tests.serving.scripted import HTTP, RunningServer, config_of, run_server
 from tests.serving.scripted_engine import ScriptedClient, endless
 
 
@@ -148,3 +148,33 @@ def test_exactly_fitting_prompt(server: RunningServer) -> None:
         "completion_tokens": 1,
         "prompt_tokens_details": {"cached_tokens": 3},
     }
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"bad_words": ["a"] * 1025}, "bad_words may hold at most 1024"),
+        ({"prompt": ["a"] * 1024, "n": 9}, "more than 8192 answers"),
+        ({"prompt": ["a"] * 1024, "allowed_token_ids": [1] * 1025}, "allowed_token_ids has 1025 entries for each"),
+        ({"prompt": ["a"] * 1024, "logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias has 1025 entries"),
+        ({"prompt": ["a"] * 1024, "stop_token_ids": [1] * 1025}, "stop_token_ids has 1025 entries"),
+    ],
+)
+def test_a_small_body_cannot_ask_for_very_much(server: RunningServer, body: dict, words: str) -> None:
+    answer = post(server, **body)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("value", [1 << 64, -(1 << 64), 10**30])
+def test_a_priority_beyond_64_bits_is_400(server: RunningServer, value: int) -> None:
+    answer = post(server, priority=value)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "priority"
+
+
+def test_logprobs_without_a_limit() -> None:
+    with run_server(config=config_of(max_logprobs=-1)) as unlimited:
+        answer = post(unlimited, logprobs=30)
+        assert answer.status_code == 200
+        assert post(unlimited, logprobs=10**6).status_code == 400

@@ -172,3 +172,14 @@ def test_too_many_waiting_is_429() -> None:
         answer = HTTP.post(server.url + "/v1/completions", json={"prompt": ["x"] * 201})
         assert (answer.status_code, answer.json()["error"]["type"]) == (429, "RateLimitError")
         assert answer.headers["retry-after"] == "1"
+
+
+def test_a_text_to_tokenize_has_a_limit(server: RunningServer) -> None:
+    state = server.state
+    size, state.max_body_bytes = state.max_body_bytes, 8 << 20
+    try:
+        answer = HTTP.post(server.url + "/tokenize", json={"prompt": "a" * ((1 << 21) + 1)})
+    finally:
+        state.max_body_bytes = size
+    assert answer.status_code == 400
+    assert "at most 2097152" in answer.json()["error"]["message"]

@@ -1,5 +1,6 @@
 """POST /v1/chat/completions."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from octavo.errors import InvalidRequestError
 from octavo.flow.delta import TextDelta
 from octavo.flow.sampling_params import SamplingParams
 from octavo.serving.errors import json_response
+from octavo.serving.limits import LONG_TEXT, body_bytes
 from octavo.serving.openai.answers import (
     ChatChoice,
     ChatChunk,
@@ -43,7 +45,7 @@ async def create_chat_completion(request: Request) -> Response:
     body, warnings = await read_generation(request, state, _READER)
     refuse_tools(body)
     params = _params(body, state)
-    text = render(state, body)
+    text = await render(request, state, body)
     # The template writes the special tokens that the model expects.
     options = {"add_special_tokens": bool(body.add_special_tokens)}
     job = await open_job(request, state, body, [(text, options)], params)
@@ -58,7 +60,7 @@ async def create_chat_completion(request: Request) -> Response:
     return EventStream(first, events)
 
 
-def render(state: ServerState, body: Any) -> str:
+async def render(request: Request, state: ServerState, body: Any) -> str:
     """The prompt text of a conversation; `body` has a chat or tokenize request's template fields.
 
     Raises:
@@ -66,25 +68,39 @@ def render(state: ServerState, body: Any) -> str:
     """
     if not body.messages:
         raise InvalidRequestError("messages: at least one message is needed", "messages")
-    continued = bool(body.continue_final_message)
-    # Asking to continue says that no new turn is wanted; only asking for both is a contradiction.
-    new_turn = body.add_generation_prompt if body.add_generation_prompt is not None else not continued
+    # A long conversation is written in a thread, so that the event loop keeps serving others.
+    if body_bytes(request) > LONG_TEXT:
+        return await asyncio.to_thread(_render, state, body)
+    return _render(state, body)
+
+
+def _render(state: ServerState, body: Any) -> str:
+    variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    # As in vLLM, flags may stand among the variables, too, and win there.
+    continued = _flag(variables.pop("continue_final_message", body.continue_final_message), "continue_final_message")
+    new_turn = _flag(variables.pop("add_generation_prompt", body.add_generation_prompt), "add_generation_prompt")
     return state.inputs.render(
         body.messages,
-        add_generation_prompt=new_turn,
-        continue_final_message=continued,
-        **(body.chat_template_kwargs or {}),
+        # Asking to continue says that no new turn is wanted; only asking for both is a contradiction.
+        add_generation_prompt=not continued if new_turn is None else new_turn,
+        continue_final_message=bool(continued),
+        **variables,
     )
+
+
+def _flag(value: object, name: str) -> bool | None:
+    if value is not None and not isinstance(value, bool):
+        raise InvalidRequestError(f"chat_template_kwargs: {name} must be true or false", "chat_template_kwargs")
+    return value
 
 
 def _params(body: ChatRequest, state: ServerState) -> SamplingParams:
     top = body.top_logprobs
     if top is not None and not body.logprobs:
         raise InvalidRequestError("top_logprobs can only be given with logprobs=true", "top_logprobs")
-    if top is not None and not 0 <= top <= state.config.max_logprobs:
-        raise InvalidRequestError(
-            f"top_logprobs must be between 0 and {state.config.max_logprobs}, got {top}", "top_logprobs"
-        )
+    most = state.inputs.limits.most_logprobs
+    if top is not None and not 0 <= top <= most:
+        raise InvalidRequestError(f"top_logprobs must be between 0 and {most}, got {top}", "top_logprobs")
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     if limit is None:
         limit = state.sampling_defaults.get("max_tokens")

@@ -40,7 +40,7 @@ async def create_completion(request: Request) -> Response:
     if body.suffix:
         raise UnsupportedError("suffix: insertion is not supported")
     prompts = read_prompts(body.prompt)
-    check_counts(body.n, body.stop, len(prompts))
+    check_counts(body, len(prompts))
     params = _params(body, state)
     options = {"add_special_tokens": True if body.add_special_tokens is None else body.add_special_tokens}
     job = await open_job(request, state, body, [(prompt, options) for prompt in prompts], params)
@@ -84,8 +84,9 @@ def _is_ids(item: object) -> bool:
 
 def _params(body: CompletionRequest, state: ServerState) -> SamplingParams:
     top = body.logprobs
-    if top is not None and not 0 <= top <= state.config.max_logprobs:
-        raise InvalidRequestError(f"logprobs must be between 0 and {state.config.max_logprobs}, got {top}", "logprobs")
+    most = state.inputs.limits.most_logprobs
+    if top is not None and not 0 <= top <= most:
+        raise InvalidRequestError(f"logprobs must be between 0 and {most}, got {top}", "logprobs")
     limit = body.max_tokens
     if limit is None:
         limit = state.sampling_defaults.get("max_tokens", _DEFAULT_MAX_TOKENS)

@@ -17,7 +17,7 @@ from octavo.flow.delta import TextDelta
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import FinishReason, TokenLogprobs
 from octavo.flow.sampling_params import SamplingParams
-from octavo.serving.limits import check_counts, check_depth, read_body
+from octavo.serving.limits import LONG_TEXT, check_counts, check_depth, read_body
 from octavo.serving.openai.answers import PromptTokensDetails, Usage
 from octavo.serving.openai.cache_report import told
 from octavo.serving.openai.schema import BodyReader, GenerationFields, refuse_unsupported
@@ -28,8 +28,6 @@ from octavo.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 
-# Longer texts are tokenized in a thread, so that the event loop keeps serving others.
-_LONG_TEXT = 16_384
 _MAX_ID = 128
 _MAX_SECONDS = 1e9
 
@@ -104,7 +102,7 @@ async def read_generation(request: Request, state: ServerState, reader: BodyRead
     assert isinstance(body, GenerationFields)
     state.check_model(body.model)
     refuse_unsupported(body)
-    check_counts(body.n, body.stop, 0)
+    check_counts(body)
     if body.priority and state.policy != "priority":
         warnings.append(f"priority has no effect: the server's scheduling policy is {state.policy!r}")
     return body, warnings
@@ -157,8 +155,9 @@ async def open_job(
             for number, (prompt, options) in enumerate(prompts)
         ]
 
+    # Long texts are tokenized in a thread, so that the event loop keeps serving others.
     size = sum(len(prompt) for prompt, _ in prompts)
-    prepared = await asyncio.to_thread(prepare) if size > _LONG_TEXT else prepare()
+    prepared = await asyncio.to_thread(prepare) if size > LONG_TEXT else prepare()
     tenant, deadlines = tenant_of(request, body.user), read_deadlines(body)
     wished = [with_wishes(item, beam, wish, state.engine.info.pin_tokens) for item in prepared]
     requests = [replace(item, tenant=tenant, **deadlines) for item, _ in wished]

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.serving.errors import json_response
-from octavo.serving.limits import check_depth, read_body
+from octavo.serving.limits import MAX_TOKENIZED, check_depth, read_body
 from octavo.serving.openai.answers import Detokenized, Tokenized
 from octavo.serving.openai.chat import render
 from octavo.serving.openai.schema import BodyReader, DetokenizeRequest, TokenizeRequest, refuse_fields
@@ -33,7 +33,9 @@ async def tokenize(request: Request) -> Response:
     if body.prompt is not None:
         text, special = body.prompt, body.add_special_tokens is not False
     else:
-        text, special = render(state, body), bool(body.add_special_tokens)
+        text, special = await render(request, state, body), bool(body.add_special_tokens)
+    if len(text) > MAX_TOKENIZED:
+        raise InvalidRequestError(f"a text of {len(text)} characters; at most {MAX_TOKENIZED} are tokenized", "prompt")
     tokens = await asyncio.to_thread(state.tokenizer.encode, text, special)
     names = [state.tokenizer.token(token) or "" for token in tokens] if body.return_token_strs else None
     return json_response(Tokenized(len(tokens), state.engine.info.max_model_len, tokens, names, warnings or UNSET))
