@@ -102,9 +102,9 @@ def markdown(rows):
 
 def replaced(text, name, table):
     """The page with one table between its marks replaced."""
-    pattern = re.compile(f"(<!-- {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
+    pattern = re.compile(f"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
     assert pattern.search(text), f"no place for {name}"
-    return pattern.sub(lambda marks: marks.group(1) + table + marks.group(2), text)
+    return pattern.sub(lambda marks: marks.group(1) + table + "\n" + marks.group(2), text)
 
 
 if __name__ == "__main__":
