@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from octavo.errors import InvalidRequestError
 from octavo.flow.request import Beam
@@ -41,7 +41,7 @@ class BeamSearchParams:
             value: object = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InvalidRequestError(f"{name} must be an integer from 1, got {value!r}", name)
-        penalty: object = self.length_penalty
+        penalty = cast(object, self.length_penalty)
         if not isinstance(penalty, (int, float)) or isinstance(penalty, bool) or not math.isfinite(penalty):
             raise InvalidRequestError(f"length_penalty must be a number, got {penalty!r}", "length_penalty")
         if self.early_stopping not in (True, False, "never"):

@@ -86,7 +86,9 @@ def with_wishes(
 
 def _seconds(control: object) -> float:
     """The time to live of a cache_control."""
-    fields = cast("Mapping[str, object]", control) if isinstance(control, Mapping) else {}
+    fields: Mapping[str, object] = {}
+    if isinstance(control, Mapping):
+        fields = cast("Mapping[str, object]", control)
     if fields.get("type") != "ephemeral":
         raise InvalidRequestError("cache_control must be an object of type 'ephemeral'", "cache_control")
     ttl = fields.get("ttl", "5m")
