@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from octavo.api.offline import OfflineEngine
 
 _HELP = "/help  this text    /reset  forget the conversation    /system TEXT  set the system message    /exit  leave"
+_TEMPERATURE = 0.3  # where neither the command line nor the model says one: at 1, the API's, small models ramble
 
 
 def run(arguments: Sequence[str]) -> int:
     """Read lines and answer them until /exit or the end of input."""
-    parser = command_parser("chat", "Talk to a model in the terminal.")
+    parser = command_parser("chat", "Talk to a model in the terminal; at temperature 0.3 if nobody says another.")
     parser.add_argument("--system", metavar="TEXT", help="system message")
     add_sampling_flags(parser)
     parsed = parser.parse_args(arguments)
@@ -32,8 +33,9 @@ def run(arguments: Sequence[str]) -> int:
         if engine.frontend.chat_template is None:
             raise InvalidRequestError("this model has no chat template: use `octavo generate`, or give --chat-template")
         if interactive:
-            print(f"\r{engine.frontend.name}, {engine.engine.info.max_model_len} tokens of context. {_HELP}")
-        conversation = Conversation(engine, sampling_values(parsed), parsed.system)
+            print(f"\r{engine.frontend.name}, {engine.engine.info.max_model_len} tokens of context\n{_HELP}")
+        sampling = {"temperature": _TEMPERATURE, **engine.frontend.sampling_defaults(), **sampling_values(parsed)}
+        conversation = Conversation(engine, sampling, parsed.system)
         return converse(conversation, interactive)
     finally:
         engine.close()
