@@ -1,6 +1,6 @@
 """How much of a decode step is Python: the time around the one native call, by number of sequences.
 
-    python benchmarks/python_share.py [MODEL]
+python benchmarks/python_share.py [MODEL]
 """
 
 import statistics
