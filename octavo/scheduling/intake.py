@@ -1,10 +1,9 @@
 """Which waiting sequences start in a step, what they need not compute, and when others make way for them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from octavo.cache.manager import CacheManager
 from octavo.cache.table import PrefixMatch
-from octavo.flow.plan import PlannedRow
 from octavo.scheduling.budget import SchedulerLimits, StepDraft
 from octavo.scheduling.fairness import PROMPT_COST
 from octavo.scheduling.policy import POLICIES
@@ -34,7 +33,7 @@ class Intake:
     ) -> None:
         self.paused = False  # only what has been started goes on
         self.reserved = 0  # blocks for sequences that will start once their prefixes are back
-        self.under_way: Mapping[int, PlannedRow] = {}  # rows of the step that has not been committed, by sequence
+        self.under_way = StepDraft(0)  # what was planned last, until it has been committed
         self._cache = cache
         self._limits = limits
         self._roster = roster
@@ -44,13 +43,20 @@ class Intake:
         # Free blocks that are left to running sequences, so that they need not be preempted at once.
         self._headroom = cache.num_blocks // 100
 
+    def next(self) -> SequenceState | None:
+        """Whose turn it is."""
+        line, unstarted = self._roster.line, self._roster.unstarted
+        if not self.paused:
+            return line.first()
+        return next((one for one in line if one.request.id not in unstarted), None)
+
     def start_in_turn(self, draft: StepDraft, now: float, before: Rank | None = None) -> None:
         """Start sequences, first in line first.
 
         Args:
             before: only those of a better rank than this one.
         """
-        while draft.room() and (head := self._next()) is not None:
+        while draft.room() and (head := self.next()) is not None:
             if before is not None and head.rank > before:
                 return
             # Who was preempted in this step waits for the next one; what was taken from it is for others.
@@ -65,14 +71,9 @@ class Intake:
             if shorter:
                 return
 
-    def start_next(self, draft: StepDraft, now: float) -> None:
-        """Start who is first in line, also in a step that has preempted someone for it."""
-        head = self._next()
-        self.start_all(draft, () if head is None else (head,), now)
-
     def start_whole(self, draft: StepDraft, now: float) -> None:
         """Without chunks, a prompt that does not fit beside the running sequences takes the step before them."""
-        roster, head = self._roster, self._next()
+        roster, head = self._roster, self.next()
         if head is not None and roster.free_slots and head.length + len(roster.running) > draft.tokens_left:
             self._start(draft, head, self.match(draft, head), draft.tokens_left, now)
 
@@ -103,12 +104,13 @@ class Intake:
         match = self._cache.match_prefix(sequence.blocks, sequence.token_ids, sequence.match_limit)
         donor, common = sequence.donor, len(sequence.token_ids) - 1
         if donor is None and sequence.request.n > 1:
-            donor = next((one for one in self._roster.streams[sequence.request.id] if one.slot >= 0), None)
+            siblings = self._roster.streams[sequence.request.id]
+            donor = next((one for one in siblings if one.slot >= 0 and one.id not in self.under_way.arrivals), None)
             common = min(common, sequence.prompt_len)
         if donor is None or donor.slot < 0 or sequence.match_limit is not None:
             return match
         # Blocks are copied before a step computes anything, and what is under way may yet fail.
-        row = self.under_way.get(donor.id) or draft.rows.get(donor.id)
+        row = self.under_way.rows.get(donor.id) or draft.rows.get(donor.id)
         tokens = min(common, donor.computed if row is None else row.start)
         if tokens <= match.tokens:
             return match
@@ -124,13 +126,6 @@ class Intake:
         """Blocks that must be available for a waiting sequence to start with as much as a step computes."""
         match = self._cache.match_prefix(sequence.blocks, sequence.token_ids, sequence.match_limit)
         return self._needed(sequence, min(sequence.length - match.tokens, self._limits.max_num_batched_tokens), match)
-
-    def _next(self) -> SequenceState | None:
-        """Whose turn it is."""
-        line, unstarted = self._roster.line, self._roster.unstarted
-        if not self.paused:
-            return line.first()
-        return next((one for one in line if one.request.id not in unstarted), None)
 
     def _outranks(self, head: SequenceState) -> bool:
         """Others have to make way for it, also in a step that has preempted someone."""

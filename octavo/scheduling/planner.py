@@ -39,7 +39,7 @@ class Planner:
         self._intake = intake
         self._preemption = preemption
         self._model = model
-        self._last_rows: dict[int, PlannedRow] = {}
+        self._last = StepDraft(0)
         policy = POLICIES[limits.policy]
         self._preempts = policy.preempts
         self._charges = policy.charges
@@ -53,8 +53,8 @@ class Planner:
         draft = StepDraft(self._limits.max_num_batched_tokens)
         roster, intake = self._roster, self._intake
         roster.line.begin(now)
-        intake.under_way = {} if settled else self._last_rows
-        self._last_rows = draft.rows
+        intake.under_way = StepDraft(0) if settled else self._last
+        self._last = draft
         if not self._limits.enable_chunked_prefill:
             intake.start_whole(draft, now)
         prompts = self._decode(draft)
@@ -64,10 +64,12 @@ class Planner:
         self._continue_prompts(draft, prompts, now)
         if self._preempts or not draft.preempted:
             intake.start_in_turn(draft, now)
-        while settled and not draft.rows and len(roster.line) and (idle := self._idle()):
+        while settled and not draft.rows and (head := intake.next()) is not None and (idle := self._idle()):
+            if head.id in draft.preempted:
+                break
             # It has done its part: others of its request need the place.
             self._preemption.preempt(draft, choose_victim(idle))
-            intake.start_next(draft, now)
+            intake.start_all(draft, (head,), now)
         if self._charges:
             self._charge(draft)
         return draft

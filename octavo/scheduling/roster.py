@@ -133,7 +133,8 @@ class Roster:
 
     def release_again(self, slots: Iterable[int]) -> None:
         """A step failed: perhaps the executor never heard that these are free."""
-        self._released.extend(slots)
+        free = set(self.free_slots)  # who has taken one since came with a later step, which told of it, too
+        self._released.extend(slot for slot in slots if slot in free)
 
     def _start(self, request_id: str) -> None:
         """Something of a request has run, or never will."""

@@ -8,7 +8,7 @@ from octavo.flow.plan import StepPlan
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import FinishReason, SequenceOutput, StepResult
 from octavo.scheduling.admission import Admission
-from octavo.scheduling.budget import SchedulerLimits
+from octavo.scheduling.budget import SchedulerLimits, StepDraft
 from octavo.scheduling.deadlines import Deadlines
 from octavo.scheduling.intake import Intake
 from octavo.scheduling.outcome import Outcome
@@ -59,6 +59,7 @@ class Scheduler:
         self._frozen = False
         self._under_way = 0  # planned steps that have not been committed
         self._next_step = 0
+        self._told: tuple[int, ...] = ()  # slots that the last plan with rows released itself, and left free
 
     @property
     def has_work(self) -> bool:
@@ -106,24 +107,7 @@ class Scheduler:
             return StepPlan(self._next_step, ())
         if self._staging is not None:
             self._staging.begin(now)
-        draft = self._planner.fill(now, settled=not self._under_way)
-        preempted = tuple(draft.preempted)
-        copies = self._cache.take_copies()
-        if copies and preempted:  # who was started and preempted in the same plan needs none
-            gained = {block for row in draft.rows.values() for blocks in row.new_blocks for block in blocks}
-            copies = tuple(copy for copy in copies if copy.target in gained)
-        if not draft.rows:  # the executor hears of the slots later
-            return self._with_tiers(StepPlan(self._next_step, (), preempted=preempted))
-        return self._with_tiers(
-            StepPlan(
-                self._next_step,
-                tuple(draft.rows.values()),
-                tuple(draft.arrivals.values()),
-                copies=copies,
-                released=self._roster.take_released(),
-                preempted=preempted,
-            )
-        )
+        return self._with_tiers(self._complete(self._planner.fill(now, settled=not self._under_way)))
 
     def plan_save(self, now: float, into_host: bool = False) -> StepPlan:
         """A step without rows, which stores cached blocks where they outlive this process (or, `into_host`, the cache);
@@ -210,6 +194,28 @@ class Scheduler:
         self._cache.forget_device()
         if self._tiers is not None:
             self._tiers.empty_host()
+
+    def _complete(self, draft: StepDraft) -> StepPlan:
+        """A draft as a plan, with what else the executor has to know."""
+        preempted, copies = tuple(draft.preempted), self._cache.take_copies()
+        if not draft.rows:  # slots are told of with the next rows
+            return StepPlan(self._next_step, (), preempted=preempted)
+        if copies and preempted:  # who was started and preempted in the same plan needs none
+            gained = {block for row in draft.rows.values() for blocks in row.new_blocks for block in blocks}
+            copies = tuple(copy for copy in copies if copy.target in gained)
+        released, again = self._roster.take_released(), self._told if self._under_way else ()
+        arrivals = tuple(draft.arrivals.values())
+        taken = {arrival.slot for arrival in arrivals}
+        self._told = tuple(slot for slot in released if slot not in taken)
+        return StepPlan(
+            self._next_step,
+            tuple(draft.rows.values()),
+            arrivals,
+            copies=copies,
+            # A step under way that fails may not get as far as its releases.
+            released=tuple(dict.fromkeys(released + again)),
+            preempted=preempted,
+        )
 
     def _with_tiers(self, plan: StepPlan) -> StepPlan:
         """The plan with what tiers have to do, counted as under way if there is anything in it."""

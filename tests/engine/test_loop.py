@@ -41,6 +41,30 @@ def test_slots_that_a_failed_step_was_to_release_are_released_later():
     assert all(engine.streams[f"later{index}", 0].reason is FinishReason.LENGTH for index in range(3))
 
 
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("tokens", [3, 24])
+def test_behind_a_failed_step_the_next_one_is_sound(caching, tokens):
+    """It was submitted before anybody knew: nothing in it may rest on what the failed one was to do."""
+    for number in range(1, 12):
+        engine = Engine(
+            blocks=6, block_size=2, caching=caching, pipelined=True, max_num_seqs=2, max_num_batched_tokens=tokens
+        )
+        asked = [request("a", [0] * 4, 2, n=3), request("b", [1] * 3, 3), request("c", [2], 2)]
+        hit, members = set(), engine.scheduler._roster.members
+
+        def submit(plan, engine=engine, number=number, hit=hit, members=members):
+            engine.check_plan(plan)
+            if len(engine.executor.plans) == number:
+                hit.update((members[r.sequence].request.id, members[r.sequence].index) for r in plan.rows)
+                raise RuntimeError("gone")
+
+        engine.executor.on_submit = submit
+        engine.add(*asked).run()
+        failed = {key for key, stream in engine.streams.items() if stream.reason is FinishReason.ERROR}
+        assert failed == hit
+        engine.check_answers(one for one in asked if not any((one.id, index) in hit for index in range(one.n)))
+
+
 def test_a_result_that_does_not_fit_is_an_error_of_its_step():
     engine = Engine()
     engine.add(request("a", [1], 3))
