@@ -12,7 +12,7 @@ from octavo.api.prompts import PromptType, list_conversations, list_prompts, spr
 from octavo.api.tokenizer import ApiTokenizer, tokenizer_of
 from octavo.engine.client import EngineInfo
 from octavo.errors import InvalidRequestError, UnsupportedError
-from octavo.execution.sleep import PARTS
+from octavo.execution.sleep import PARTS, Part
 from octavo.flow.beam_search_params import BeamSearchParams
 from octavo.flow.request import GenerationRequest
 from octavo.flow.sampling_params import SamplingParams
@@ -221,7 +221,7 @@ class LLM:
         Raises:
             InvalidRequestError: an unknown tag.
         """
-        parts = [part for part in PARTS if tags is None or part in tags]
+        parts: list[Part] = [part for part in PARTS if tags is None or part in tags]
         if len(parts) < len(set(tags or parts)):
             raise InvalidRequestError(f"tags may be {', '.join(PARTS)}", "tags")
         self._offline.engine.client.wake(parts)

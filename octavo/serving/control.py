@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 
 from octavo.engine.client import Pause
 from octavo.errors import InvalidRequestError
-from octavo.execution.sleep import PARTS
+from octavo.execution.sleep import PARTS, Part
 from octavo.serving.state import state_of
 
 
@@ -58,7 +58,7 @@ async def sleep(request: Request) -> Response:
 async def wake_up(request: Request) -> Response:
     """POST /wake_up?tags=weights&tags=kv_cache: bring these parts back, or everything."""
     tags = request.query_params.getlist("tags")
-    parts = [part for part in PARTS if part in tags]
+    parts: list[Part] = [part for part in PARTS if part in tags]
     if len(parts) < len(set(tags)):
         raise InvalidRequestError(f"tags may be {', '.join(PARTS)}, got {', '.join(tags)[:64]!r}", "tags")
     await state_of(request).engine.wake(parts or None)
