@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from octavo.kernels.cpu.library import ABI_VERSION
 from octavo.model.weight_plan import LoadPlan
 from octavo.ops.weight import Bytes, PackedWeight, Packer, Segment, StoredTensor
+from octavo.telemetry.log import logger
 
 # Raised when this file's layout changes; the packed layout itself is counted by ABI_VERSION.
 _LAYOUT = 1
@@ -89,7 +91,7 @@ class WeightCache:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
             self.counts.rejected += 1
-            self.counts.reasons.append(f"{path}: {error}")
+            self._note(f"{path}: {error}")
             return None
         self.counts.hits += 1
         with suppress(OSError):
@@ -106,11 +108,11 @@ class WeightCache:
             with self._locked():
                 self._remove_orphans()
                 if not self._make_room(size):
-                    self.counts.reasons.append(f"{size} bytes do not fit the cache's {self._max_bytes}")
+                    self._note(f"{size} bytes do not fit the cache's {self._max_bytes}")
                     return None
                 return CacheWriter(self._directory, key, entries, data_bytes)
         except OSError as error:
-            self.counts.reasons.append(f"{self._directory}: not written: {error}")
+            self._note(f"{self._directory}: not written: {error}")
             return None
 
     def finish(self, writer: "CacheWriter") -> None:
@@ -121,7 +123,7 @@ class WeightCache:
                 writer.complete()
                 self.counts.written += 1
             except OSError as error:
-                self.counts.reasons.append(f"{self._directory}: not written: {error}")
+                self._note(f"{self._directory}: not written: {error}")
 
         self._writer = threading.Thread(target=complete, name="weight-cache")
         self._writer.start()
@@ -130,6 +132,11 @@ class WeightCache:
         """Return when nothing is being written any more."""
         if self._writer is not None:
             self._writer.join()
+
+    def _note(self, reason: str) -> None:
+        """Keep why a file was not used or not made, and tell it: the next start is slower than it could be."""
+        self.counts.reasons.append(reason)
+        logger("weights").info("weight cache: %s", reason)
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """(time of use, bytes, path) of each file, least recently used first."""
@@ -277,9 +284,12 @@ def _open(path: Path, key: str) -> CachedWeights:
         FileNotFoundError: there is none.
         OSError, ValueError, KeyError, TypeError: it cannot be trusted; says why.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    # Not blocking: opening a pipe for reading would wait for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         stat = os.fstat(descriptor)
+        if not S_ISREG(stat.st_mode):
+            raise ValueError("it is no file")
         if stat.st_uid != os.geteuid() or stat.st_mode & 0o022:
             raise ValueError("other users can write it")
         if stat.st_size < _HEAD_BYTES:

@@ -1,6 +1,7 @@
 """The packed-weight cache: what it gives back, what it refuses, what it removes, and that two processes agree."""
 
 import fcntl
+import logging
 import os
 import subprocess
 import sys
@@ -151,6 +152,25 @@ def test_the_least_recently_used_file_goes_first(model, directory, tmp_path):
     assert len(files(directory)) == 2
     assert load(models[0], directory, 2 * size)[0].from_cache
     assert not load(models[1], directory, 2 * size)[0].from_cache
+
+
+def test_a_pipe_or_a_directory_in_the_place_of_a_file_is_refused(model, directory):
+    load(model, directory)
+    (path,) = files(directory)
+    for make in (os.mkfifo, os.mkdir):
+        path.unlink()
+        make(path)
+        _, cache, _ = load(model, directory)
+        assert cache.counts.rejected == 1
+        if make is os.mkfifo:
+            assert path.is_file()
+
+
+def test_why_it_is_not_used_is_told(model, directory, caplog):
+    with caplog.at_level(logging.INFO, logger="octavo"):
+        load(model, directory, max_bytes=1000)
+    assert "weight cache: " in caplog.text
+    assert "do not fit" in caplog.text
 
 
 def test_what_does_not_fit_is_not_written(model, directory):
