@@ -1,4 +1,4 @@
-"""Quantizers for the block formats that the gguf package only reads: plain rounding, no search for better scales.
+"""Quantizers for block formats that the gguf package only reads, or rounds slowly: no search for better scales.
 
 Each is the inverse of `gguf.quants.dequantize`. Only exact operations are used, so the bits are the same everywhere.
 """
@@ -9,6 +9,7 @@ import numpy as np
 IQ4_NL_VALUES = np.array(
     (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.float32
 )  # the codebook of ggml's IQ4_NL
+MXFP4_VALUES = np.array((0, 1, 2, 3, 4, 6, 8, 12), np.float32)
 
 
 def quantize(values, format):
@@ -16,7 +17,7 @@ def quantize(values, format):
     own = _OWN.get(format)
     if own is None:
         return gguf.quants.quantize(values, gguf.GGMLQuantizationType[format.upper()])
-    elements = 32 if format == "iq4_nl" else 256
+    elements = 256 if format.endswith("_k") else 32
     return own(values.reshape(-1, elements)).reshape(len(values), -1)
 
 
@@ -118,4 +119,17 @@ def _iq4_nl(blocks):
     return _joined(d_bytes, codes[:, :16] | codes[:, 16:] << 4)
 
 
-_OWN = {"q2_k": _q2_k, "q3_k": _q3_k, "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k, "iq4_nl": _iq4_nl}
+def _mxfp4(blocks):
+    """Twice the values of E2M1 numbers, times a power of two of which half is stored (OCP MX, version 1.0)."""
+    peak = np.abs(blocks).max(axis=1)
+    exponent = np.clip(np.frexp(peak)[1] - 1 - 2 + 127, 2, 254)  # the largest E2M1 number is 6: two octaves above 1
+    scale = np.ldexp(np.float32(1), exponent - 128)[:, None]
+    between = (MXFP4_VALUES[1:] + MXFP4_VALUES[:-1]) / 2
+    codes = np.searchsorted(between, np.abs(blocks) / scale).astype(np.int32) | (blocks < 0) << 3
+    return _joined(exponent[:, None], codes[:, :16] | codes[:, 16:] << 4)
+
+
+_OWN = {
+    **{"q2_k": _q2_k, "q3_k": _q3_k, "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k},
+    **{"iq4_nl": _iq4_nl, "mxfp4": _mxfp4},
+}

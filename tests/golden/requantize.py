@@ -3,9 +3,11 @@
 import json
 
 import gguf
-import numpy as np
 
+from octavo.model.checkpoint.gguf import read_gguf
+from octavo.model.checkpoint.mapped import MappedFile
 from octavo.quantization.format import FORMATS as STORAGE
+from octavo.quantization.gguf_blocks import dequantize
 from tests.families.real import CONFIGS
 from tests.golden.cases import DATA
 from tests.golden.quantizers import quantize
@@ -32,8 +34,8 @@ class Requantizer:
 
     def __init__(self, path):
         self._tensors = {
-            tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-            for tensor in gguf.GGUFReader(path).tensors
+            name: dequantize(tensor.format, tensor.data, tensor.shape)
+            for name, tensor in read_gguf(MappedFile(path)).tensors.items()
         }
         self._fallback = {}
 
