@@ -4,6 +4,7 @@
 #   make test     the complete check: linters, types, architecture, tests
 #   make lint     linters and types only
 #   make native   build the native libraries again after a change in native/
+#   make sanitize the kernels and the thread team under the address, undefined-behaviour and thread sanitizers
 #   make neon     compile the native libraries for AArch64 (needs g++-aarch64-linux-gnu)
 #   make clean    remove .venv and everything built
 #
@@ -20,7 +21,7 @@ STEP := scripts/step.sh
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NATIVE_SOURCES := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.map' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test lint native neon check clean
+.PHONY: demo test lint native sanitize neon check clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.octavo $(VENV)/.demo-model
@@ -34,6 +35,9 @@ lint: $(VENV)/.octavo $(VENV)/.test-tools
 	@scripts/check.sh lint
 
 native: $(VENV)/.octavo
+
+sanitize: $(VENV)/.octavo $(VENV)/.test-tools
+	@PYTHON=$(BIN)/python scripts/sanitize.sh
 
 neon: $(VENV)/.build-tools
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/neon.sh
