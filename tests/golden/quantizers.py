@@ -130,6 +130,11 @@ def _mxfp4(blocks):
 
 
 _OWN = {
-    **{"q2_k": _q2_k, "q3_k": _q3_k, "q4_k": _q4_k, "q5_k": _q5_k, "q6_k": _q6_k},
-    **{"iq4_nl": _iq4_nl, "mxfp4": _mxfp4},
+    "q2_k": _q2_k,
+    "q3_k": _q3_k,
+    "q4_k": _q4_k,
+    "q5_k": _q5_k,
+    "q6_k": _q6_k,
+    "iq4_nl": _iq4_nl,
+    "mxfp4": _mxfp4,
 }
