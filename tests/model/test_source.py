@@ -39,7 +39,9 @@ def test_a_directory_with_one_gguf_file_is_that_file(tmp_path):
         ("../x", "cannot be a hub name"),
     ],
 )
-def test_what_cannot_be_a_hub_name_is_not_looked_up(name, message, monkeypatch):
+def test_what_cannot_be_a_hub_name_is_not_looked_up(name, message, monkeypatch, tmp_path):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")  # what stands beside the checkout is nobody's business
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *args, **options: pytest.fail("looked up"))
     with pytest.raises(ModelNotFoundError, match=message):
         find_model(name)
