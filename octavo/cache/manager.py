@@ -149,9 +149,11 @@ class CacheManager:
         miss: CacheMiss | None = None
         if found < usable:
             miss = self._miss(held, token_ids, found, limit, explain)
+        below = {} if self.tiers is None else self.tiers.found_in(held.hashes[:found])
         if not explain:
             return None
-        return CacheReport(prompt, match.tokens, size, (("device", found),) if found else (), miss)
+        counts = {"device": found - sum(below.values()), **below}
+        return CacheReport(prompt, match.tokens, size, tuple((name, n) for name, n in counts.items() if n), miss)
 
     def stage(self, held: SequenceBlocks, token_ids: Sequence[int], limit: int | None = None) -> StagedPrefix | None:
         """What tiers hold of a waiting sequence's prefix beyond `match_prefix`, if it is worth bringing back."""

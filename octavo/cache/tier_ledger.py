@@ -30,6 +30,7 @@ class TierLedger:
 
     def __init__(self, host: HostLevel, slow: Sequence[SlowLevel]) -> None:
         self.setbacks = 0  # how often something that could be had turned out not to be
+        self.returned: dict[TierKey, str] = {}  # where blocks on the device came back from, until someone uses them
         self._host = host
         self._slow = tuple(slow)
         self._device: DeviceBlocks | None = None
@@ -137,6 +138,7 @@ class TierLedger:
             ticket.void = True
         self._spills.clear()
         self._fetches.clear()
+        self.returned.clear()
         self._host.clear()
         for level in self._slow:
             level.clear()
@@ -222,6 +224,7 @@ class TierLedger:
         self.device.adopt(group, key, ticket.block, ticket.index)
         self._host.cost.observe(event.seconds)
         self._host.counters.read_pages += 1
+        self.returned[ticket.key] = ticket.page.origin
         for level in (self._host, *self._slow):
             level.counters.hits += level.name == ticket.page.origin
         ticket.page.origin = HOST

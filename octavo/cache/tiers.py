@@ -70,6 +70,7 @@ class CacheTiers:
         """A cached block is about to be given to someone else: keep its contents where that is worth it."""
         self._evictions += 1
         name = tier_key(group, key)
+        self._ledger.returned.pop(name, None)
         if self._host.holds(name):
             self._host.touch(name)
             return
@@ -205,6 +206,14 @@ class CacheTiers:
         if not any(coming):
             return "done"
         return "coming" if fits else "room"
+
+    def found_in(self, hashes: Iterable[BlockHash]) -> dict[str, int]:
+        """How many blocks of a prefix that is used now came back for it, by the tier that had them; told once."""
+        returned = self._ledger.returned
+        if not returned:
+            return {}
+        names = [tier_key(0, key) for key in hashes]  # what the first group had stands for all
+        return dict(Counter(returned.pop(name) for name in names if name in returned))
 
     def _usable(self) -> list[SlowLevel]:
         return [level for level in self._slow if level.active(self._now)]

@@ -194,7 +194,11 @@ def _assemble(
     decoder = Decoder(source.spec, loaded.weights, layer_caches(groups), loaded.ropes)
     runner = backend.runner(decoder, table, resolved, page)
     fingerprint = cache_fingerprint(source, resolved, groups)
-    below = None if backend.pages is None else build_tiers(resolved, groups, backend.pages, fingerprint)
+    below = (
+        None
+        if backend.pages is None
+        else build_tiers(resolved, groups, backend.pages, fingerprint, read_machine().memory_available)
+    )
     cache = CacheManager(
         groups, _cache_options(config, resolved, fingerprint.hex()), None if below is None else below.books
     )

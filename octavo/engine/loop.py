@@ -16,7 +16,7 @@ from octavo.telemetry.log import logger
 
 _log = logger("engine")
 # The longest that an end may take for the sake of the next start.
-_SAVE_SECONDS = 10.0
+_SAVE_SECONDS = 8.0
 
 
 class EngineLoop:

@@ -131,6 +131,7 @@ class EngineMeter:
         if steps > 0:
             sink.add(metrics.STEPS, steps)
             sink.observe(metrics.STEP_SECONDS, (stats.step_seconds - last.step_seconds) / steps, steps)
+        sink.set(metrics.SLEEP_LEVEL, stats.asleep)
         sink.add(metrics.PREEMPTIONS_SPILLED, stats.spilled - last.spilled)
         before = {tier.name: tier for tier in last.tiers}
         for tier in stats.tiers:

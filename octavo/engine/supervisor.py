@@ -30,7 +30,7 @@ from octavo.telemetry.log import logger
 COMMAND = (sys.executable, "-m", "octavo.engine.process")
 # An engine that dies again and again has a cause that a restart does not cure.
 MAX_RESTARTS = 3
-_SHUTDOWN_SECONDS = 5.0
+_SHUTDOWN_SECONDS = 12.0  # an engine may store its cache before it ends
 
 
 class EngineSupervisor:

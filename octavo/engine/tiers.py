@@ -48,12 +48,15 @@ def cache_fingerprint(source: ModelSource, resolved: ResolvedConfig, groups: Seq
 
 
 def build_tiers(
-    resolved: ResolvedConfig, groups: Sequence[KVCacheGroup], device: DevicePages, fingerprint: bytes
+    resolved: ResolvedConfig, groups: Sequence[KVCacheGroup], device: DevicePages, fingerprint: bytes, free: int
 ) -> EngineTiers | None:
     """What is asked for; None when that is nothing.
 
+    Args:
+        free: bytes of memory.
+
     Raises:
-        ConfigError: a tier is too small, or its directory cannot be used.
+        ConfigError: a tier is too small or too large, or its directory cannot be used.
     """
     asked = resolved.tiers
     if not asked.kv_host.value and not asked.kv_disk.value:
@@ -66,6 +69,10 @@ def build_tiers(
         slow += _open_disk(Path(asked.kv_disk_path.value), asked.kv_disk.value, envelope)
     if asked.kv_host.value:
         _check_size("kv_host", asked.kv_host.value, page_bytes)
+        if asked.kv_host.value > free:
+            raise ConfigError(
+                f"kv_host {format_size(asked.kv_host.value)} exceeds the {format_size(free)} that are free"
+            )
     elif not slow:
         return None
     pages = asked.kv_host.value // page_bytes or _staging_pages(resolved, len(groups), page_bytes)

@@ -165,6 +165,7 @@ PROMPT_ROOM = Metric(
     "tokens",
     "Prompt tokens that fit beside decoding into the target of --target-itl-ms; 0 without a target.",
 )
+SLEEP_LEVEL = Metric("octavo_sleep_level", "gauge", "level", "0 awake; 1 without KV cache; 2 without weights too.")
 PAUSED = Metric("octavo_paused", "gauge", "flag", "1 while no new requests are started.")
 PREEMPTIONS_SPILLED = Metric(
     "octavo_preemptions_spilled",
@@ -321,7 +322,7 @@ METRICS: tuple[Metric, ...] = (
     *(REQUEST_PROMPT_TOKENS, REQUEST_GENERATION_TOKENS, REQUEST_MAX_TOKENS, REQUEST_CHOICES),
     *(ENGINE_DEATHS, HTTP_REQUESTS),
     *(TIER_BLOCKS, TIER_CAPACITY, TIER_ACTIVE, TIER_BLOCK_SECONDS, TIER_HITS, TIER_MISSES, TIER_REFUSALS),
-    *(TIER_BYPASSED, TIER_EVICTIONS, TIER_READ_BYTES, TIER_WRITTEN_BYTES, PREEMPTIONS_SPILLED),
+    *(TIER_BYPASSED, TIER_EVICTIONS, TIER_READ_BYTES, TIER_WRITTEN_BYTES, PREEMPTIONS_SPILLED, SLEEP_LEVEL),
 )
 
 

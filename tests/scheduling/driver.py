@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from octavo.cache.group import KVCacheGroup
 from octavo.cache.manager import CacheManager, CacheOptions
+from octavo.cache.table import SequenceBlocks
 from octavo.engine.loop import EngineLoop
 from octavo.flow.plan import StepPlan
 from octavo.flow.request import GenerationRequest
@@ -31,6 +32,8 @@ class Stream:
 
 class Engine:
     """A loop over the real scheduler and cache, with a fake executor and a clock that counts steps."""
+
+    others: Sequence[SequenceBlocks] = ()  # who holds blocks besides sequences
 
     def __init__(
         self,
@@ -118,7 +121,7 @@ class Engine:
         slots = [member.slot for member in running]
         assert sorted([*slots, *roster.free_slots]) == list(range(self.limits.max_num_seqs))
         assert all(member.slot == -1 and not member.blocks.capacity for member in queued | parked)
-        check_blocks(self.cache, [member.blocks for member in streams])
+        check_blocks(self.cache, [*(member.blocks for member in streams), *self.others])
 
     def check_idle(self) -> None:
         stats = self.loop.stats()

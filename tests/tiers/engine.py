@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from octavo.cache.manager import CacheManager, CacheOptions
-from octavo.cache.tier import HostLevel, SlowLevel
+from octavo.cache.table import BlockTable, SequenceBlocks
+from octavo.cache.tier import HostLevel, SlowLevel, split_key
 from octavo.cache.tiers import CacheTiers, TierOptions
 from octavo.engine.loop import EngineLoop
 from octavo.execution.tiers.envelope import Envelope
@@ -100,8 +101,10 @@ class TieredEngine(Engine):
     Steps take no time by their own account, so that no cost model comes between; a step is a millisecond of the clock.
     """
 
-    def __init__(self, groups=(FULL,), blocks=64, block_size=4, tiers=(), host=4, keeps=True, work=None, **limits):
-        super().__init__(groups, blocks, block_size, **limits)
+    def __init__(
+        self, groups=(FULL,), blocks=64, block_size=4, tiers=(), host=4, keeps=True, work=None, pipelined=False, **more
+    ):
+        super().__init__(groups, blocks, block_size, **more)
         generation = max((tier.generation for tier in tiers), default=0)
         books = build_tiers(groups, block_size, block_size * 24, tiers, host, keeps, generation)
         self.cache = CacheManager(groups, CacheOptions(blocks, block_size), books)
@@ -114,7 +117,18 @@ class TieredEngine(Engine):
             TierTransfers(pages, Envelope(FINGERPRINT, pages.page_bytes), host, tiers, threaded=work is None),
             work,
         )
-        self.loop = EngineLoop(self.scheduler, self.executor, lambda: self.now / 1000)
+        self.loop = EngineLoop(self.scheduler, self.executor, lambda: self.now / 1000, pipelined)
+
+    def check_blocks(self):
+        """As above; blocks that contents are on their way to belong to the tiers' books."""
+        coming = [[] for _ in self.groups]
+        for ticket in self.cache.tiers._ledger._tickets.values():
+            if ticket.kind == "fetch":
+                coming[split_key(ticket.key)[0]].append(ticket.block)
+        length = max(map(len, coming))
+        tables = tuple(BlockTable([0] * (length - len(one)) + one, length - len(one)) for one in coming)
+        self.others = [SequenceBlocks(tables, None, None, 0, length * self.cache.block_size)] if length else []
+        super().check_blocks()
 
     def reading(self, name="host"):
         """What one tier tells of itself."""

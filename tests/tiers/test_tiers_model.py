@@ -116,6 +116,7 @@ def test_two_engines_do_not_share_a_directory(wanted, tmp_path):
         ({"kv_disk_path": "x"}, "needs kv_disk"),
         ({"kv_host": "1KiB"}, "does not hold one block"),
         ({"kv_disk": "1KiB"}, "does not hold one block"),
+        ({"kv_host": "9999GiB"}, "that are free"),
         ({"kv_host": "much"}, "no size"),
         ({"kv_host": "1GiB", "enable_prefix_caching": False}, "enable_prefix_caching"),
         ({"kv_host": "1GiB", "backend": "torch"}, "torch backend"),

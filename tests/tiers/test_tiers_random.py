@@ -28,13 +28,13 @@ class TierMachine(RuleBasedStateMachine):
         rate=st.sampled_from([0.0, 0.1, 0.3]),
         failing=st.sampled_from([0.0, 0.0, 0.1]),
         speed=st.sampled_from([1, 8, 30]),
+        pipelined=st.booleans(),
         seed=st.integers(0, 2**16),
     )
-    def start(self, groups, blocks, host, keeps, rate, failing, speed, seed):
+    def start(self, groups, blocks, host, keeps, rate, failing, speed, pipelined, seed):
         self.tiers = [FlakyTier(6, rate, seed, name="near"), FlakyTier(24, rate, seed + 1, name="far")]
-        self.build = lambda: TieredEngine(
-            groups, blocks * len(groups), tiers=self.tiers, host=host, keeps=keeps, work=self.work, max_model_len=28
-        )
+        options = {"host": host, "keeps": keeps, "pipelined": pipelined, "max_model_len": 28}
+        self.build = lambda: TieredEngine(groups, blocks * len(groups), tiers=self.tiers, work=self.work, **options)
         self.speed = speed
         self.rng, self.failing = random.Random(seed), failing
         self.asked, self.hit, self.count = [], set(), 0
@@ -96,7 +96,8 @@ class TierMachine(RuleBasedStateMachine):
         engine = self.engine
         engine.run()
         failed = {key for key, stream in engine.streams.items() if stream.reason is FinishReason.ERROR}
-        assert len(failed) == len(self.hit)
+        # Planned ahead, a step may fail for a sequence that had ended with the one before.
+        assert len(failed) <= len(self.hit) if engine.loop._depth else len(failed) == len(self.hit)
         engine.check_answers([one for one in self.asked if (one.id, 0) not in failed])
         engine.settle()
         engine.check_books()
