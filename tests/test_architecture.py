@@ -21,7 +21,7 @@ FLOORS = (
     {"engine"},
     {"api", "serving"},
     {"cli"},
-    {"entrypoints"},
+    {"entrypoints", "sampling_params"},
 )
 FLOOR = {package: height for height, floor in enumerate(FLOORS) for package in floor}
 

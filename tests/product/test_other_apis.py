@@ -122,3 +122,10 @@ def test_tokenizer(llm: LLM) -> None:
     assert text.endswith("<|im_start|>assistant\n")
     assert tokenizer.apply_chat_template(messages, add_generation_prompt=True) == tokenizer.encode(text)
     assert tokenizer.apply_chat_template([messages, messages], tokenize=False)[0] in text
+
+
+def test_sampling_params_stand_where_scripts_for_vllm_look():
+    from octavo import SamplingParams
+    from octavo import sampling_params as module
+
+    assert module.SamplingParams is SamplingParams

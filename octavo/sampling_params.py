@@ -1,0 +1,6 @@
+"""Where scripts written for vLLM import sampling parameters from."""
+
+from octavo.flow.beam_search_params import BeamSearchParams
+from octavo.flow.sampling_params import SamplingParams
+
+__all__ = ["BeamSearchParams", "SamplingParams"]
