@@ -5,6 +5,7 @@ import random
 import pytest
 
 from octavo.execution.tiers.memory import MemoryTier
+from octavo.flow.request import CacheWish
 from octavo.flow.result import FinishReason
 from tests.fakes import FULL, request, window
 from tests.tiers.engine import TieredEngine
@@ -152,3 +153,21 @@ def test_preempted_sequences_get_their_blocks_back():
         computed[host] = engine.loop.stats().prompt_tokens
         engine.close()
     assert computed[40] <= computed[1]
+
+
+def test_a_report_says_where_a_prefix_was_found():
+    engine = TieredEngine(blocks=9, host=40)
+    rounds(engine, rounds=1)
+
+    def found_in(name):
+        engine.add(request(name, prompts(1, heads=5)[0], 2, cache=CacheWish(explain=True)))
+        while not (reports := [one.cache_report for one in engine.step() if one.cache_report]):
+            pass
+        engine.run()
+        return dict(reports[0].tiers)
+
+    first = found_in("first")
+    assert sum(first.values()) == 5
+    assert first["host"] >= 3
+    assert found_in("second") == {"device": 5}
+    engine.close()
