@@ -24,7 +24,7 @@ Messages = Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]]
 
 
 class LLM:
-    """A model in this process.
+    """A model in this process. Threads may share it: their calls run one after the other.
 
     Args:
         model: directory in Hugging Face layout, .gguf file or hub name; None is the demo model.
@@ -101,16 +101,13 @@ class LLM:
         del chat_template_content_format  # contents are given to the template in the form that it reads
         _refuse(lora_request=lora_request, **unsupported)
         render = self._template(chat_template).render if chat_template else self._offline.inputs.render
-        texts = [
-            render(
-                conversation,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                **(chat_template_kwargs or {}),
-            )
-            for conversation in list_conversations(messages)
-        ]
+        variables: dict[str, Any] = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            **(chat_template_kwargs or {}),
+        }
+        texts = [render(conversation, **variables) for conversation in list_conversations(messages)]
         # The template has written the special tokens itself.
         return self._run(self._prepare(texts, sampling_params, priority, False), use_tqdm)
 
@@ -200,7 +197,8 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes."""
-        return self._offline.engine.client.reset_prefix_cache()
+        with self._offline.turn():
+            return self._offline.engine.client.reset_prefix_cache()
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Release the KV cache's memory, and at level 2 the weights' as well; `wake_up` comes before the next prompt.
@@ -213,7 +211,8 @@ class LLM:
             UnsupportedError: construct LLM with enable_sleep_mode=True, on the native backend.
         """
         del mode
-        self._offline.engine.client.sleep(level)
+        with self._offline.turn():
+            self._offline.engine.client.sleep(level)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Bring memory back: "weights", "kv_cache", or both without `tags`.
@@ -224,7 +223,8 @@ class LLM:
         parts: list[Part] = [part for part in PARTS if tags is None or part in tags]
         if len(parts) < len(set(tags or parts)):
             raise InvalidRequestError(f"tags may be {', '.join(PARTS)}", "tags")
-        self._offline.engine.client.wake(parts)
+        with self._offline.turn():
+            self._offline.engine.client.wake(parts)
 
     def is_sleeping(self) -> bool:
         """Something of it sleeps."""
@@ -275,7 +275,7 @@ class LLM:
         self, prepared: Sequence[tuple[GenerationRequest, RequestCollector]], use_tqdm: bool | Callable[..., Any]
     ) -> list[RequestOutput]:
         collectors = {request.id: collector for request, collector in prepared}
-        with open_progress(use_tqdm, len(prepared)) as progress:
+        with self._offline.turn(), open_progress(use_tqdm, len(prepared)) as progress:
             for deltas in self._offline.stream(request for request, _ in prepared):
                 for delta in deltas:
                     collector = collectors[delta.request_id]

@@ -1,8 +1,11 @@
 """An engine and its text side in the caller's process: requests in, text deltas out. `LLM` and the commands use it."""
 
+import os
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 
@@ -21,7 +24,7 @@ from octavo.telemetry.metrics import MetricsStore, NoMetrics
 
 
 class OfflineEngine:
-    """Everything needed to generate, in one thread. One owner.
+    """Everything needed to generate, in one thread at a time of one process. One owner, or several that take `turn`s.
 
     Raises:
         UserError: the configuration, the model or the machine does not fit.
@@ -36,8 +39,25 @@ class OfflineEngine:
         self.metrics = MetricsStore(self.frontend.name) if config.telemetry.enable_metrics else None
         self._outputs = self.frontend.outputs()
         self._meter = EngineMeter(self.metrics or NoMetrics())
+        self._lock = threading.RLock()
         self._ids = count()
+        self._process = os.getpid()
         self._closed = False
+
+    @contextmanager
+    def turn(self) -> Generator[None, None, None]:
+        """Alone among the threads that share this engine; whoever runs or changes it holds a turn meanwhile.
+
+        Raises:
+            EngineDeadError: it belongs to the process that this one was forked from.
+        """
+        if os.getpid() != self._process:
+            raise EngineDeadError(
+                "the threads of this engine stayed in the process that this one was forked from: "
+                "make it in the process that uses it, or start that one with multiprocessing's 'spawn'"
+            )
+        with self._lock:
+            yield
 
     def prepare(
         self,
@@ -141,9 +161,12 @@ class OfflineEngine:
 
     def close(self) -> None:
         """Release threads; the engine cannot be used any more. May be called twice."""
-        if not self._closed:
-            self._closed = True
-            self.engine.close()
+        if os.getpid() != self._process:
+            return  # its threads are not here
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self.engine.close()
 
 
 def _settle(deltas: Sequence[TextDelta], live: dict[str, int]) -> None:

@@ -102,7 +102,12 @@ class ApiTokenizer:
         if self._template is None:
             raise InvalidRequestError("this model has no chat template; give one with chat_template=")
         if conversation and not isinstance(conversation[0], Mapping):
-            options: dict[str, Any] = {"tokenize": tokenize, "add_generation_prompt": add_generation_prompt, **more}
+            options: dict[str, Any] = {
+                "tokenize": tokenize,
+                "add_generation_prompt": add_generation_prompt,
+                "continue_final_message": continue_final_message,
+                **more,
+            }
             return [self.apply_chat_template(one, **options) for one in conversation]  # type: ignore[arg-type]
         text = self._template.render(
             conversation,  # type: ignore[arg-type]

@@ -1,7 +1,11 @@
 """vLLM's offline API on the demo model: every form of prompt, results in order, the fields people read."""
 
 import io
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -288,3 +292,48 @@ def test_a_script_for_vllm_runs_with_its_import_changed(
     changed = script.replace("from vllm import", "from octavo import")
     exec(compile(changed, "script", "exec"), {"MODEL": str(demo_model), "__name__": "__main__", "io": io})
     assert capsys.readouterr().out.count("Prompt:") == (4 if script is VLLM_SCRIPT else 3)
+
+
+def test_threads_take_turns(llm: LLM) -> None:
+    expected = texts(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(llm.generate, PROMPTS, GREEDY, use_tqdm=False) for _ in range(6)]
+        assert [texts(answer.result(120)) for answer in answers] == [expected] * 6
+    assert idle(llm)
+
+
+def test_a_forked_process_is_told_that_the_engine_is_not_there(weight_cache: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import os, sys
+        from octavo import LLM, SamplingParams
+        from octavo.errors import EngineDeadError
+
+        llm = LLM(max_model_len=64, max_num_seqs=1, threads=2, weight_cache_dir=sys.argv[1])
+        if os.fork() == 0:
+            try:
+                llm.generate("a", use_tqdm=False)
+            except EngineDeadError as error:
+                print("child:", error, flush=True)
+            llm.close()
+            sys.exit(7)
+        print("child ended with", os.waitstatus_to_exitcode(os.wait()[1]))
+        (output,) = llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=2), False)
+        print(output.outputs[0].text)
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, str(weight_cache)], capture_output=True, text=True, timeout=120
+    )
+    assert "forked" in done.stdout, done.stderr
+    assert "child ended with 7" in done.stdout
+    assert "Paris" in done.stdout
+
+
+def test_template_flags_may_stand_among_the_template_variables(llm: LLM) -> None:
+    message = [{"role": "user", "content": "Hi"}]
+    plain, flagged = (
+        llm.chat(message, GREEDY, use_tqdm=False, **options)[0].prompt
+        for options in ({"add_generation_prompt": False}, {"chat_template_kwargs": {"add_generation_prompt": False}})
+    )
+    assert plain == flagged

@@ -1,6 +1,7 @@
 """Owns one native thread team: persistent threads, parked when idle."""
 
 import ctypes
+import os
 import weakref
 from collections.abc import Sequence
 
@@ -31,8 +32,14 @@ class ThreadTeam:
         self.handle: int = handle
         self.threads: int = library.call.octavo_team_threads(handle)
         # Runs at close(), at garbage collection or at exit: whichever comes first.
-        self._finalizer = weakref.finalize(self, library.call.octavo_team_destroy, handle)
+        self._finalizer = weakref.finalize(self, _destroy, library, handle, os.getpid())
 
     def close(self) -> None:
         """Stop the threads; the team must not be used after. May be called twice."""
         self._finalizer()
+
+
+def _destroy(library: NativeLibrary, handle: int, process: int) -> None:
+    """End the threads; in a process that was forked off there are none, and waiting for them would take for ever."""
+    if os.getpid() == process:
+        library.call.octavo_team_destroy(handle)
