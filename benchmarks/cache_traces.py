@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from octavo.cache.eviction import EvictionKey, lfu, lru, priority_frequency
+from octavo.cache.eviction import POLICIES, EvictionName
 from octavo.cache.group import KVCacheGroup
 from octavo.cache.manager import CacheManager, CacheOptions
 from octavo.cache.table import SequenceBlocks
@@ -26,7 +26,6 @@ BLOCK = 16
 TOKEN_SECONDS = 0.02  # of an answer
 PREFILL_RATE = 8000.0  # tokens a second
 DOUBLING = 4096  # position at which a prompt token costs twice as much as the first one
-POLICIES = ("lru", "lfu", "priority-frequency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +151,13 @@ def _prefill(tokens: int) -> float:
     return tokens + tokens * tokens / (2 * DOUBLING)
 
 
-def key_of(policy: str, blocks: int, block_tokens: int) -> EvictionKey:
-    """A policy for a pool of blocks of `block_tokens` real tokens."""
-    return {"lru": lru, "lfu": lfu}.get(policy) or priority_frequency(blocks, block_tokens)
-
-
-def replay(trace: list[Arrival], policy: str, blocks: int, block: int = BLOCK, unit: int = 1) -> Score:
+def replay(trace: list[Arrival], name: EvictionName, blocks: int, block: int = BLOCK, unit: int = 1) -> Score:
     """Run a trace in the order of its arrivals. What finds no room waits until something has ended."""
     full = [KVCacheGroup("full", None, (0,))]
-    cache = CacheManager(full, CacheOptions(blocks, block, eviction=key_of(policy, blocks, block * unit)))
+    cache = CacheManager(
+        full,
+        CacheOptions(blocks, block, eviction=lambda blocks, size, reuse: POLICIES[name](blocks, size * unit, reuse)),
+    )
     running: list[tuple[float, int, SequenceBlocks, tuple[int, ...]]] = []
     score, now = Score(), 0.0
 

@@ -8,20 +8,22 @@ from typing import Literal
 import msgspec
 
 from octavo.cache.block import BlockId
-from octavo.errors import ConfigError
+from octavo.cache.reuse import ReuseModel
 
 EvictionName = Literal["lru", "lfu", "priority-frequency"]
 
-# Of `priority_frequency`, in turnovers of the pool (the time in which as many blocks are taken as there are). A block
-# that came back lives longer by this much, however popular it once was: more would keep what is out of fashion.
-_REUSE = 1.0
-# By so much for each doubling of the cost to compute its prefix.
-_COST = 0.1
-# By so much for each step of priority, up to _MOST_URGENT steps.
+# Of `priority_frequency`, in turnovers of the pool (the time in which as many blocks are taken as there are): a block
+# lives longer by so much for each doubling of the chance that it is used again ...
+_CHANCE = 0.3
+# ... for each doubling of the cost to compute its prefix ...
+_COST = 0.05
+# ... and for each step of priority, up to _MOST_URGENT steps.
 _URGENCY = 0.5
 _MOST_URGENT = 4
 # Prefix length at which attention costs about as much as all the rest of a token, in tokens.
 _DOUBLING = 4096
+
+Score = tuple[float, ...]
 
 
 # A msgspec struct, because one is made for every block that is filled: a dataclass takes several times as long.
@@ -32,90 +34,74 @@ class BlockUse(msgspec.Struct, gc=False):
         depth: blocks that stand before it in its chain.
         last: the clock when its last reader let go of it. The clock counts blocks taken and readers gone.
         hits: how often it was reused.
-        count: uses of late: each counts half after a turnover of the pool; as of clock `counted`.
-        reach: depth of the deepest block that was used with it: without this one, that one is never found.
+        kind: see reuse.py.
+        observed: what becomes of it tells something about its kind. Blocks that hold the same tokens in other groups
+            share one fate.
         urgency: of the most urgent request that used it, higher is more urgent.
         retention: seconds for which it is kept after its last use, whatever else is needed; 0: it is not pinned.
         used_at: when its last reader let go of it, in seconds.
+        score: of the policy, and at least that of every block behind it in a chain that was let go of together with
+            it: without this one those are never found. Higher is kept longer.
     """
 
     depth: int
     last: int = 0
     hits: int = 0
-    count: float = 1.0
-    counted: int = 0
-    reach: int = 0
+    kind: int = 0
+    observed: bool = False
     urgency: int = 0
     retention: float = 0.0
     used_at: float = 0.0
-
-    def aged(self, clock: int, turnover: int) -> float:
-        """`count` by now."""
-        return self.count * 2.0 ** ((self.counted - clock) / turnover)
+    score: Score = ()
 
 
-EvictionKey = Callable[[BlockUse], tuple[float, ...]]
+EvictionKey = Callable[[BlockUse], Score]
 
 
-def lru(use: BlockUse) -> tuple[float, ...]:
-    """Least recently used first. Of one sequence's blocks the deepest: without its parent a block is never found."""
-    return (use.last, -use.depth)
+def lru(use: BlockUse) -> Score:
+    """Least recently used first."""
+    return (use.last,)
 
 
-def lfu(use: BlockUse) -> tuple[float, ...]:
+def lfu(use: BlockUse) -> Score:
     """Least often reused first, for as long as it is cached; the least recently used among equals."""
-    return (use.hits, use.last, -use.depth)
+    return (use.hits, use.last)
 
 
-def priority_frequency(num_blocks: int, block_size: int) -> EvictionKey:
-    """As lru, but what was reused, takes long to compute or served urgent requests counts as used later than it was.
+def priority_frequency(num_blocks: int, block_size: int, reuse: ReuseModel) -> EvictionKey:
+    """As lru, but what probably comes back, takes long to compute or served urgent requests counts as used later.
 
-    The sum is constant while a block is not used, so a heap can hold it, and old popularity is overtaken by the clock
-    (as in GreedyDual-Size, Cao and Irani, 1997; the aged count is LRFU's, Lee et al., 2001). Every part is at least as
-    large for a block as for those behind it in its chain, so a chain is forgotten from its end.
+    The sum is constant while a block is not used, so a heap can hold it, and old merits are overtaken by the clock
+    (as in GreedyDual-Size, Cao and Irani, 1997). Frequency counts through `reuse`: by how often blocks of this kind
+    came back. One popular prefix among many of its kind is no different from them before it has been reused.
     """
-    reuse, cost, urgency = _REUSE * num_blocks, _COST * num_blocks, _URGENCY * num_blocks
+    chance, cost, urgency = _CHANCE * num_blocks, _COST * num_blocks, _URGENCY * num_blocks
     depth = block_size / _DOUBLING
 
-    def key(use: BlockUse) -> tuple[float, ...]:
-        score = use.last + cost * log2(1.0 + use.reach * depth)
-        if use.count > 1.0:
-            score += reuse * min(1.0, log2(use.count))
+    def key(use: BlockUse) -> Score:
+        score = use.last + chance * reuse.bonus(use.kind) + cost * log2(1.0 + use.depth * depth)
         if use.urgency:
             score += urgency * max(-_MOST_URGENT, min(_MOST_URGENT, use.urgency))
-        return (score, -use.depth)
+        return (score,)
 
     return key
 
 
-def eviction_key(policy: EvictionName | EvictionKey, num_blocks: int, block_size: int) -> EvictionKey:
-    """The key of a policy's name; a key is taken as it is.
+# A key for a pool of so many blocks of so many tokens.
+EvictionPolicy = Callable[[int, int, ReuseModel], EvictionKey]
 
-    Raises:
-        ConfigError: there is no such policy.
-    """
-    if not isinstance(policy, str):
-        return policy
-    keys: dict[str, EvictionKey] = {
-        "lru": lru,
-        "lfu": lfu,
-        "priority-frequency": priority_frequency(num_blocks, block_size),
-    }
-    if policy not in keys:
-        raise ConfigError(f"there is no cache eviction {policy!r}; there are {', '.join(keys)}")
-    return keys[policy]
+POLICIES: dict[EvictionName, EvictionPolicy] = {
+    "lru": lambda _blocks, _block_size, _reuse: lru,
+    "lfu": lambda _blocks, _block_size, _reuse: lfu,
+    "priority-frequency": priority_frequency,
+}
 
 
 class EvictionOrder:
-    """The cached blocks that nobody reads, least key first. A heap with lazy deletion.
+    """The cached blocks that nobody reads, least score first, of equal ones the deepest. A heap with lazy deletion."""
 
-    Args:
-        key: the policy; read once, when a block joins.
-    """
-
-    def __init__(self, key: EvictionKey) -> None:
-        self._key = key
-        self._heap: list[tuple[tuple[float, ...], int, BlockId]] = []
+    def __init__(self) -> None:
+        self._heap: list[tuple[Score, int, int, BlockId]] = []
         self._stamps: dict[BlockId, int] = {}  # the heap entry that counts
         self._next = 0
 
@@ -126,16 +112,16 @@ class EvictionOrder:
         return block in self._stamps
 
     def add(self, block: BlockId, use: BlockUse) -> None:
-        """A block lost its last reader."""
+        """A block lost its last reader; `use.score` counts as it is now."""
         self._next += 1
         self._stamps[block] = self._next
-        heapq.heappush(self._heap, (self._key(use), self._next, block))
+        heapq.heappush(self._heap, (use.score, -use.depth, self._next, block))
 
     def remove(self, block: BlockId) -> None:
         """A block is read again, or is no longer cached."""
         del self._stamps[block]
         if len(self._heap) > 2 * len(self._stamps) + 64:
-            self._heap = [entry for entry in self._heap if self._stamps.get(entry[2]) == entry[1]]
+            self._heap = [entry for entry in self._heap if self._stamps.get(entry[3]) == entry[2]]
             heapq.heapify(self._heap)
 
     def pop(self) -> BlockId:
@@ -145,7 +131,7 @@ class EvictionOrder:
             IndexError: there is none.
         """
         while True:
-            _, stamp, block = heapq.heappop(self._heap)
+            _, _, stamp, block = heapq.heappop(self._heap)
             if self._stamps.get(block) == stamp:
                 del self._stamps[block]
                 return block

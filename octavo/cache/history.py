@@ -1,4 +1,4 @@
-"""What is remembered of blocks that were forgotten: how often they were used, and who needed their room."""
+"""What is remembered of blocks that were forgotten: what kind they were, and who needed their room."""
 
 from dataclasses import dataclass
 
@@ -13,12 +13,8 @@ class Eviction:
     at: float
     idle: float  # how long nobody had used it
     by: str
-    count: float  # BlockUse.count as of `clock`
-    clock: int
-
-    def aged(self, clock: int, turnover: int) -> float:
-        """`count` by then; see BlockUse."""
-        return self.count * 2.0 ** ((self.clock - clock) / turnover)
+    kind: int
+    hits: int
 
 
 class EvictionHistory:
@@ -44,11 +40,15 @@ class EvictionHistory:
         entries.pop(key, None)
         if len(entries) >= self._limit:
             del entries[next(iter(entries))]
-        entries[key] = Eviction(now, now - use.used_at, by, use.count, use.counted)
+        entries[key] = Eviction(now, now - use.used_at, by, use.kind, use.hits)
 
     def find(self, key: BlockHash) -> Eviction | None:
         """How a block was lost, if it is known."""
         return self._entries.get(key)
+
+    def take(self, key: BlockHash) -> Eviction | None:
+        """As find; the block is there again, so its loss is forgotten."""
+        return self._entries.pop(key, None)
 
     def clear(self) -> None:
         """Forget everything."""

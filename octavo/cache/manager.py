@@ -6,12 +6,13 @@ from itertools import chain
 
 from octavo.cache.block import BlockHash, BlockId, CacheScope, extend_hashes, root_hash
 from octavo.cache.branches import Branches
-from octavo.cache.eviction import BlockUse, EvictionKey, EvictionName, eviction_key
+from octavo.cache.eviction import POLICIES, BlockUse, EvictionName, EvictionPolicy
 from octavo.cache.explain import MissJournal
 from octavo.cache.group import KVCacheGroup
 from octavo.cache.history import EvictionHistory
 from octavo.cache.pool import BlockPool
 from octavo.cache.prefix_index import PrefixIndex
+from octavo.cache.reuse import Beginning, ReuseModel, kind_of_request, kind_of_reuse
 from octavo.cache.table import BlockTable, CacheTerms, NewBlocks, PrefixMatch, SequenceBlocks
 from octavo.cache.tier_device import DeviceBlocks
 from octavo.cache.tier_prefix import StagedPrefix
@@ -36,7 +37,7 @@ class CacheOptions:
     num_blocks: int
     block_size: int = 16
     prefix_caching: bool = True
-    eviction: EvictionName | EvictionKey = "priority-frequency"
+    eviction: EvictionName | EvictionPolicy = "priority-frequency"
     fingerprint: str = ""
     pin_budget: float = 0.25
 
@@ -83,9 +84,11 @@ class CacheManager:
         self._sliding = tuple(index for index, group in enumerate(groups) if group.window is not None)
         self._fingerprint = options.fingerprint
         self._index = PrefixIndex([group.tail(options.block_size) for group in groups])
-        key = eviction_key(options.eviction, options.num_blocks, options.block_size)
+        self._reuse = ReuseModel()
+        policy = POLICIES[options.eviction] if isinstance(options.eviction, str) else options.eviction
+        key = policy(options.num_blocks, options.block_size, self._reuse)
         budget = int(options.pin_budget * options.num_blocks)
-        self._pool = BlockPool(options.num_blocks, key, self._evict, budget)
+        self._pool = BlockPool(options.num_blocks, key, self._reuse, self._evict, budget)
         self._history = EvictionHistory(min(options.num_blocks, _MOST_REMEMBERED))
         self._branches = Branches()
         self._journal = MissJournal(self._index, self._history, self._branches)
@@ -105,7 +108,7 @@ class CacheManager:
         """
         publish_at = self.block_size if self.prefix_caching else _UNLIMITED
         scope = CacheScope(scope) if isinstance(scope, str) else scope
-        return SequenceBlocks(tuple(BlockTable() for _ in self._groups), scope, terms, publish_at)
+        return SequenceBlocks(tuple(BlockTable() for _ in self._groups), scope, terms, 0, publish_at)
 
     def advance(self, now: float) -> None:
         """It is `now`, in seconds: what is kept only for a time may be over."""
@@ -120,9 +123,11 @@ class CacheManager:
         size = self.block_size
         most = len(token_ids) - 1 if limit is None else min(limit, len(token_ids) - 1)
         if not self.prefix_caching or most < size or not len(self._index):
+            held.kind = self._kind(held, 0, len(token_ids))
             return PrefixMatch(0, self.no_blocks, (0,) * len(self._groups))
         key_at, hashes = self._chain(held, token_ids), held.hashes
         length = self._index.longest(key_at, most // size)
+        held.kind = self._kind(held, length, len(token_ids))
         firsts = tuple(self._index.first_needed(group, length) for group in range(len(self._groups)))
         # What a window group does not need is never read: any id stands for it.
         blocks = tuple(
@@ -180,6 +185,7 @@ class CacheManager:
         if tokens < 1 or gone or donor.generation != self._generation:
             return None
         self._refresh(held)
+        held.kind = donor.kind
         if len(held.hashes) < whole:
             held.hashes[:] = donor.hashes[:whole]
         return PrefixMatch(
@@ -410,16 +416,28 @@ class CacheManager:
 
     def _keep(self, held: SequenceBlocks, key: BlockHash, index: int, blocks: Sequence[BlockId]) -> None:
         """Blocks that can be found from now on are treated as their sequence's terms say."""
-        pool, terms = self._pool, held.terms
-        count = 1.0 + terms.returns
-        lost = self._history.find(key)
+        pool, terms, kind, hits = self._pool, held.terms, held.kind, 0
+        lost = self._history.take(key)
         if lost is not None:  # so this is one more use of the same contents
-            count += lost.aged(pool.clock, pool.num_blocks)
+            self._reuse.regret(lost.kind)
+            hits = lost.hits + 1
+            kind = kind_of_reuse(hits)
         pins = terms.retention and (index + 1) * self.block_size <= terms.pinned
+        observed = True  # the first one, for all groups
         for block in blocks:
-            pool.keep(block, BlockUse(index, count=count, counted=pool.clock, urgency=terms.urgency))
+            pool.keep(block, BlockUse(index, 0, hits, kind, observed, terms.urgency))
+            observed = False
             if pins:
                 pool.pin(block, terms.retention)
+
+    def _kind(self, held: SequenceBlocks, found: int, tokens: int) -> int:
+        """The kind of the blocks that a prompt of `tokens` tokens fills when its first `found` blocks are cached."""
+        beginning: Beginning = "new"
+        if held.terms.returns:
+            beginning = "returns"
+        elif found:
+            beginning = "branches" if self._branches.follows(held.hashes[found - 1]) else "continues"
+        return kind_of_request(beginning, tokens - found * self.block_size)
 
     def _take_over(self, held: SequenceBlocks, match: PrefixMatch) -> None:
         terms = held.terms

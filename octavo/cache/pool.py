@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from octavo.cache.block import BlockId
-from octavo.cache.eviction import BlockUse, EvictionKey, EvictionOrder
+from octavo.cache.eviction import BlockUse, EvictionKey, EvictionOrder, Score
 from octavo.cache.pins import Pins
+from octavo.cache.reuse import ReuseModel, kind_of_reuse
 
 
 class BlockPool:
@@ -12,13 +13,19 @@ class BlockPool:
 
     Args:
         num_blocks: ids are 0 .. num_blocks - 1.
-        key: which cached block is evicted first.
+        key: the policy: which cached block is evicted first. Read when a block loses its last reader.
+        reuse: told how often blocks come back.
         forget: told of every evicted block and its use, before it is given to someone else.
         pin_budget: most blocks that may be pinned.
     """
 
     def __init__(
-        self, num_blocks: int, key: EvictionKey, forget: Callable[[BlockId, BlockUse], None], pin_budget: int = 0
+        self,
+        num_blocks: int,
+        key: EvictionKey,
+        reuse: ReuseModel,
+        forget: Callable[[BlockId, BlockUse], None],
+        pin_budget: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.evictions = 0
@@ -28,7 +35,9 @@ class BlockPool:
         self.references = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the block freed last is warm in the CPU's cache
         self._uses: dict[BlockId, BlockUse] = {}  # of every block with cached contents, referenced or not
-        self._order = EvictionOrder(key)
+        self._order = EvictionOrder()
+        self._key = key
+        self._reuse = reuse
         self._forget = forget
 
     @property
@@ -69,7 +78,10 @@ class BlockPool:
         del free[len(free) - len(taken) :]
         for _ in range(count - len(taken)):
             block = self._order.pop()
-            self._forget(block, self._uses.pop(block))
+            use = self._uses.pop(block)
+            if use.observed:
+                self._reuse.note(use.kind, False)
+            self._forget(block, use)
             self.evictions += 1
             taken.append(block)
         for block in taken:
@@ -93,9 +105,10 @@ class BlockPool:
             references[block] += 1
             use = uses.get(block)
             if use is not None and reused:
+                if use.observed:
+                    self._reuse.note(use.kind, True)
                 use.hits += 1
-                use.count = 1.0 + use.aged(self.clock, self.num_blocks)
-                use.counted = self.clock
+                use.kind = kind_of_reuse(use.hits)
                 if urgency is not None and urgency > use.urgency:
                     use.urgency = urgency
 
@@ -107,8 +120,8 @@ class BlockPool:
         """
         self.clock += 1
         references = self.references
-        last = len(blocks) - 1
-        for position, block in enumerate(blocks):
+        score: Score = ()
+        for block in reversed(blocks):
             left = references[block] - 1
             references[block] = left
             if left == 0:
@@ -116,7 +129,7 @@ class BlockPool:
                 if use is None:
                     self._free.append(block)
                 else:
-                    self._put_away(block, use, use.depth + last - position)
+                    score = self._put_away(block, use, score)
 
     def keep(self, block: BlockId, use: BlockUse) -> None:
         """The block's contents can be found now. The block is read."""
@@ -152,15 +165,16 @@ class BlockPool:
         self._free.extend(self._order.clear())
         self._free.extend(self.pins.clear())
 
-    def _put_away(self, block: BlockId, use: BlockUse, reach: int) -> None:
-        """A block with cached contents lost its last reader."""
+    def _put_away(self, block: BlockId, use: BlockUse, least: Score) -> Score:
+        """A block with cached contents lost its last reader. Its score is at least `least`, and is returned."""
         use.last = self.clock
         use.used_at = self.now
-        use.reach = max(use.reach, reach)
+        use.score = max(use.score, self._key(use), least)
         if use.retention:
             self.pins.rest(block, use, self.now)
         else:
             self._order.add(block, use)
+        return use.score
 
     def _unpin(self, block: BlockId) -> None:
         use = self._uses[block]

@@ -56,6 +56,7 @@ class SequenceBlocks:
     tables: tuple[BlockTable, ...]
     scope: CacheScope
     terms: CacheTerms
+    kind: int  # of the blocks that it fills; see reuse.py
     publish_at: int  # tokens that must be computed before another full block can be published
     capacity: int = 0  # tokens that the tables have room for
     generation: int = -1  # of the prefix cache that `hashes` belong to

@@ -136,7 +136,7 @@ def test_reuse_makes_a_prefix_young():
 
 
 def test_another_policy_keeps_what_is_reused():
-    cache = manager(blocks=4, eviction=lambda use: (use.hits, use.last))
+    cache = manager(blocks=4, eviction=lambda *_: lambda use: (use.hits, use.last))
     for start in (0, 100):
         cache.release(compute(cache, list(range(start, start + 4))))
     reader = compute(cache, [*range(4), 7])

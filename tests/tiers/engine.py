@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from octavo.cache.manager import CacheManager, CacheOptions
-from octavo.cache.table import BlockTable, SequenceBlocks
+from octavo.cache.table import BlockTable
 from octavo.cache.tier import HostLevel, SlowLevel, split_key
 from octavo.cache.tiers import CacheTiers, TierOptions
 from octavo.engine.loop import EngineLoop
@@ -107,7 +107,7 @@ class TieredEngine(Engine):
         super().__init__(groups, blocks, block_size, **more)
         generation = max((tier.generation for tier in tiers), default=0)
         books = build_tiers(groups, block_size, block_size * 24, tiers, host, keeps, generation)
-        self.cache = CacheManager(groups, CacheOptions(blocks, block_size), books)
+        self.cache = CacheManager(groups, CacheOptions(blocks, block_size, eviction="lru"), books)
         self.scheduler = Scheduler(self.cache, self.limits)
         inner = FakeExecutor(groups, blocks, block_size)
         inner.on_submit = self.check_plan
@@ -127,7 +127,7 @@ class TieredEngine(Engine):
                 coming[split_key(ticket.key)[0]].append(ticket.block)
         length = max(map(len, coming))
         tables = tuple(BlockTable([0] * (length - len(one)) + one, length - len(one)) for one in coming)
-        self.others = [SequenceBlocks(tables, None, None, 0, length * self.cache.block_size)] if length else []
+        self.others = [replace(self.cache.open(), tables=tables, capacity=length * self.cache.block_size)]
         super().check_blocks()
 
     def reading(self, name="host"):

@@ -168,6 +168,6 @@ def test_a_report_says_where_a_prefix_was_found():
 
     first = found_in("first")
     assert sum(first.values()) == 5
-    assert first["host"] >= 3
+    assert first["host"] >= 1
     assert found_in("second") == {"device": 5}
     engine.close()
