@@ -203,15 +203,23 @@ class AsyncEngine:
             self.meter.rejected("503")
             raise EngineDeadError("the engine is not running")
         stream = RequestStream(requests, self._close_stream)
-        for request in requests:
-            if request.id in self._streams:
-                raise InternalError(f"request id {request.id!r} is in use")
-            self._link.send(Submit(request))
-            self._streams[request.id] = stream
-            self._outputs.add(request)
-            self.meter.admitted(request)
         self._idle.clear()
+        try:
+            for request in requests:
+                self._submit(request, stream)
+        except BaseException:
+            # Those before it would have no consumer: nobody would ever close them.
+            self._close_stream(stream)
+            raise
         return stream
+
+    def _submit(self, request: GenerationRequest, stream: RequestStream) -> None:
+        if request.id in self._streams:
+            raise InternalError(f"request id {request.id!r} is in use")
+        self._link.send(Submit(request))
+        self._streams[request.id] = stream
+        self._outputs.add(request)
+        self.meter.admitted(request)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[TextDelta]:
         """The deltas of a request, one by one. Closing the generator early cancels the request."""

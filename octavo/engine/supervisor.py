@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from octavo.config.engine import EngineConfig
@@ -30,6 +31,8 @@ from octavo.telemetry.log import logger
 COMMAND = (sys.executable, "-m", "octavo.engine.process")
 # An engine that dies again and again has a cause that a restart does not cure.
 MAX_RESTARTS = 3
+# One that ran for this long is not of that kind: it may be started as often as at first.
+STEADY_SECONDS = 600.0
 _SHUTDOWN_SECONDS = 12.0  # an engine may store its cache before it ends
 
 
@@ -39,15 +42,22 @@ class EngineSupervisor:
     Args:
         config: what the engine builds.
         command: how an engine process is started; address and own process id are appended.
-        max_restarts: how often a dead engine is started again.
+        max_restarts: how often an engine that dies soon is started again.
+        steady_seconds: what is soon.
     """
 
     def __init__(
-        self, config: EngineConfig, command: Sequence[str] = COMMAND, max_restarts: int = MAX_RESTARTS
+        self,
+        config: EngineConfig,
+        command: Sequence[str] = COMMAND,
+        max_restarts: int = MAX_RESTARTS,
+        steady_seconds: float = STEADY_SECONDS,
     ) -> None:
         self._config = config
         self._command = tuple(command)
-        self._restarts_left = max_restarts
+        self._max_restarts = self._restarts_left = max_restarts
+        self._steady_seconds = steady_seconds
+        self._ready_since = time.monotonic()
         self._sockets = SocketDirectory()
         self._life: _Life | None = None
         self._lives = 0
@@ -101,6 +111,7 @@ class EngineSupervisor:
             self.launch()
         assert self._life is not None
         self._info = await self._life.ready
+        self._ready_since = time.monotonic()
         return self._info
 
     def send(self, message: ToEngine) -> None:
@@ -130,11 +141,15 @@ class EngineSupervisor:
             return
         self._log.error("the engine process ended: %s", reason)
         self._on_death(reason)
+        if time.monotonic() - self._ready_since >= self._steady_seconds:
+            self._restarts_left = self._max_restarts
         if self._restarts_left > 0:
             self._restarts_left -= 1
             task = asyncio.get_running_loop().create_task(self._restart())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        else:
+            self._log.error("it is not started again: start the server anew once the cause is found")
 
     async def _restart(self) -> None:
         self._log.warning("starting the engine again (%d more times at most)", self._restarts_left)

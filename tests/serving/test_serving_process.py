@@ -1,6 +1,7 @@
 """The engine process, its wire, and what its supervisor makes of its ends."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import subprocess
@@ -66,9 +67,9 @@ def run(test: Callable[[AsyncEngine, EngineSupervisor], Coroutine[Any, Any, None
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def supervisor_of(model: str, restarts: int = 1) -> EngineSupervisor:
+def supervisor_of(model: str, restarts: int = 1, steady_seconds: float = 600.0) -> EngineSupervisor:
     config = EngineConfig(model=ModelConfig(model=model), telemetry=TelemetryConfig(log_level="error"))
-    return EngineSupervisor(config, COMMAND, max_restarts=restarts)
+    return EngineSupervisor(config, COMMAND, restarts, steady_seconds)
 
 
 async def text_of(engine: AsyncEngine, wanted: GenerationRequest) -> tuple[str, FinishReason | None]:
@@ -114,6 +115,35 @@ def test_a_killed_engine_ends_its_requests_and_comes_back() -> None:
         while not engine.healthy:
             await asyncio.sleep(0.02)
         assert await text_of(engine, request("again", max_tokens=3)) == ("xxx", FinishReason.LENGTH)
+
+    run(test, "endless")
+
+
+def test_an_engine_that_ran_for_long_is_started_again_however_often_it_died() -> None:
+    async def main() -> None:
+        supervisor = supervisor_of("hello", restarts=1, steady_seconds=0.0)
+        engine = AsyncEngine(supervisor, OutputProcessor(ByteTokenizer()), MetricsStore())
+        await engine.ready()
+        for _ in range(3):
+            process = supervisor.process_id
+            assert process is not None
+            os.kill(process, signal.SIGKILL)
+            while supervisor.process_id == process or not engine.healthy:
+                await asyncio.sleep(0.01)
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_requests_that_cannot_all_be_sent_leave_none_behind() -> None:
+    async def test(engine: AsyncEngine, supervisor: EngineSupervisor) -> None:
+        unsendable = dataclasses.replace(request("b"), priority=10**30)
+        with pytest.raises(OverflowError):
+            engine.open(request("a", max_tokens=500), unsendable)
+        assert engine.live == 0
+        assert await engine.drain(5)
+        while engine.stats.running:
+            await asyncio.sleep(0.01)
 
     run(test, "endless")
 
