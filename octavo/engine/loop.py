@@ -75,9 +75,9 @@ class EngineLoop:
         self._ready += self._scheduler.expire(now)
         plan = self._scheduler.plan(now)
         self.stalled = not (plan.runs or self._under_way)
-        if plan.runs:
-            self._begin(plan)
-        while self._under_way and (len(self._under_way) > self._depth or not plan.runs or not self._scheduler.has_work):
+        # After a step that was not even begun, the next one is planned on firm ground: on what has been committed.
+        ahead = self._depth if plan.runs and self._begin(plan) and self._scheduler.has_work else 0
+        while len(self._under_way) > ahead:
             self._finish(*self._under_way.popleft())
         outputs, self._ready = self._ready, []
         return outputs
@@ -194,14 +194,17 @@ class EngineLoop:
         while self._under_way:
             self._finish(*self._under_way.popleft())
 
-    def _begin(self, plan: StepPlan) -> None:
+    def _begin(self, plan: StepPlan) -> bool:
+        """Submit a step; false when the executor did not take it."""
         try:
             self._under_way.append((plan, self._executor.submit(plan)))
         except Exception as error:
             self._fail(plan, error)
+            return False
         except BaseException:  # Ctrl-C: nobody knows how far the step got
             self._ready += self._scheduler.fail(plan, "interrupted")
             raise
+        return True
 
     def _finish(self, plan: StepPlan, pending: Pending) -> None:
         try:

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from logging import DEBUG, WARNING
 
 from octavo.execution.tiers.envelope import Envelope
 from octavo.execution.tiers.interface import Tier, TierError, cause_of
@@ -60,7 +61,7 @@ class TierWork:
 
     def delete(self, key: bytes) -> None:
         """Forget a blob, after what was ordered before."""
-        self._give(self._others, lambda: self._attempt("forget a block", lambda: self._tier.delete(key)))
+        self._give(self._others, lambda: self._attempt("forget a block", lambda: self._tier.delete(key), DEBUG))
 
     def clear(self, generation: int) -> None:
         """Forget everything, after what was ordered before."""
@@ -127,14 +128,15 @@ class TierWork:
             self._envelope.open(key, self._generation, self._blob, length, page.data)
         except TierError as error:
             if error.cause in _DAMAGED:
-                self._attempt("remove a damaged block", lambda: self._tier.delete(key))
+                self._attempt("remove a damaged block", lambda: self._tier.delete(key), DEBUG)
             raise
 
-    def _attempt(self, what: str, action: Callable[[], object]) -> None:
+    def _attempt(self, what: str, action: Callable[[], object], level: int = WARNING) -> None:
+        """A failure is told, not raised; `level` of what may happen thousands of times on a bad day is DEBUG."""
         try:
             action()
         except Exception as error:
-            logger("tiers").warning("%s: could not %s: %s", self.name, what, error)
+            logger("tiers").log(level, "%s: could not %s: %s", self.name, what, error)
 
 
 class TierThread:
