@@ -1,9 +1,10 @@
-"""Writes the tables of docs/accuracy.md: `python -m tests.golden.accuracy`. Takes a few minutes.
+"""Writes the tables of docs/accuracy.md: `python -m tests.golden.accuracy [answers] [files] [formats]`. Takes minutes.
 
 The oracle's side comes from the golden files, Octavo's is measured now, on the best native library of this machine.
 """
 
 import re
+import sys
 import tempfile
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def answers_table(directory):
             theirs = f"{read_bf16_errors()[name]:.3f}" if weights == "bf16" else ""
             counts = ", ".join(str(count) for count in equal)
             rms = np.sqrt(np.square(errors).mean())
-            rows.append((_NAMES[name], words, cache, counts, f"{np.abs(errors).max():.1g}", f"{rms:.1g}", theirs))
+            rows.append((_NAMES[name], words, cache, counts, f"{np.abs(errors).max():.2g}", f"{rms:.2g}", theirs))
     return rows
 
 
@@ -107,11 +108,12 @@ def replaced(text, name, table):
     return pattern.sub(lambda marks: marks.group(1) + table + "\n" + marks.group(2), text)
 
 
+TABLES = {"answers": answers_table, "files": files_table, "formats": perplexity_table}
+
 if __name__ == "__main__":
-    page = PAGE.read_text()
-    page = replaced(page, "machine", f"Measured with the native library for {load_library().isa}.")
+    page = replaced(PAGE.read_text(), "machine", f"Measured with the native library for {load_library().isa}.")
     with tempfile.TemporaryDirectory() as made:
-        for name, make in (("answers", answers_table), ("files", files_table), ("formats", perplexity_table)):
-            page = replaced(page, name, markdown(make(Path(made))))
+        for name in sys.argv[1:] or TABLES:
+            page = replaced(page, name, markdown(TABLES[name](Path(made))))
             print(name)
     PAGE.write_text(page)

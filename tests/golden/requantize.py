@@ -1,6 +1,7 @@
 """SmolLM2 in every weight format: its weights, dequantized once, rounded again to each format and written as GGUF."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import gguf
 
@@ -43,9 +44,10 @@ class Requantizer:
         """Write all matrices in `format` (norms stay float32); returns `path`."""
         writer = gguf.GGUFWriter(path, "llama")
         _write_sizes(writer, CONFIGS["smollm2"])
-        for name, values in self._tensors.items():
-            stored, data = self._stored(name, values, format)
-            writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[stored.upper()])
+        with ThreadPoolExecutor(2) as pool:
+            made = pool.map(lambda item: self._stored(*item, format), self._tensors.items())
+            for name, (stored, data) in zip(self._tensors, made, strict=True):
+                writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[stored.upper()])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
