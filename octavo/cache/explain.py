@@ -23,9 +23,10 @@ class MissJournal:
         self._branches = branches
         self._counts: Counter[MissCause] = Counter()
 
-    def count(self, cause: MissCause, tokens: int) -> None:
-        """So many tokens were computed that could have been found."""
+    def note(self, cause: MissCause, position: int, tokens: int) -> CacheMiss:
+        """Count `tokens` tokens from `position` on that were computed although they could have been found."""
         self._counts[cause] += tokens
+        return CacheMiss(cause, position, tokens)
 
     def counts(self) -> tuple[tuple[str, int], ...]:
         """Tokens not found, by cause; they only grow."""

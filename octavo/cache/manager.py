@@ -1,15 +1,15 @@
 """Gives sequences their cache blocks, shares what may be shared, and forgets the right things first."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from octavo.cache.block import BlockHash, BlockId, CacheScope, extend_hashes, root_hash
 from octavo.cache.branches import Branches
-from octavo.cache.eviction import POLICIES, BlockUse, EvictionName, EvictionPolicy
+from octavo.cache.eviction import POLICIES, BlockUse
 from octavo.cache.explain import MissJournal
 from octavo.cache.group import KVCacheGroup
 from octavo.cache.history import EvictionHistory
+from octavo.cache.options import CacheOptions, CacheStats
 from octavo.cache.pool import BlockPool
 from octavo.cache.prefix_index import PrefixIndex
 from octavo.cache.reuse import Beginning, ReuseModel, kind_of_request, kind_of_reuse
@@ -24,37 +24,6 @@ from octavo.flow.plan import BlockCopy
 _UNLIMITED = 1 << 60  # tokens
 _MOST_REMEMBERED = 1 << 16  # evicted blocks
 _NO_TERMS = CacheTerms()
-
-
-@dataclass(frozen=True, slots=True)
-class CacheOptions:
-    """How a cache is laid out.
-
-    `fingerprint` names what else changes the numbers in a block: the model's content, the cache's element type.
-    `pin_budget` is the share of the blocks that may be pinned.
-    """
-
-    num_blocks: int
-    block_size: int = 16
-    prefix_caching: bool = True
-    eviction: EvictionName | EvictionPolicy = "priority-frequency"
-    fingerprint: str = ""
-    pin_budget: float = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStats:
-    """A reading; used + cached + free == num_blocks. Counters only grow."""
-
-    num_blocks: int
-    used: int  # referenced by sequences
-    cached: int  # not referenced, contents kept
-    free: int
-    evictions: int
-    pinned: int = 0  # of the used and the cached ones
-    pins_refused: int = 0  # blocks there was no budget for
-    pins_broken: int = 0  # blocks that a sequence could not do without
-    misses: tuple[tuple[str, int], ...] = ()  # prompt tokens not found, by cause; see flow/cache_report.py
 
 
 class CacheManager:
@@ -85,7 +54,7 @@ class CacheManager:
         self._fingerprint = options.fingerprint
         self._index = PrefixIndex([group.tail(options.block_size) for group in groups])
         self._reuse = ReuseModel()
-        policy = POLICIES[options.eviction] if isinstance(options.eviction, str) else options.eviction
+        policy = options.eviction if callable(options.eviction) else POLICIES[options.eviction]
         key = policy(options.num_blocks, options.block_size, self._reuse)
         budget = int(options.pin_budget * options.num_blocks)
         self._pool = BlockPool(options.num_blocks, key, self._reuse, self._evict, budget)
@@ -396,14 +365,14 @@ class CacheManager:
         size, journal = self.block_size, self._journal
         start = found * size
         tokens = (len(token_ids) - 1) // size * size - start
-        if not self.prefix_caching or (limit is not None and found >= limit // size):
-            miss = CacheMiss("scored" if self.prefix_caching else "off", start, tokens)
-            journal.count(miss.cause, tokens)
-            return miss
+        if not self.prefix_caching:
+            return journal.note("off", start, tokens)
+        if limit is not None and found >= limit // size:
+            return journal.note("scored", start, tokens)
         key = self._chain(held, token_ids)(found)
         parent = held.hashes[found - 1] if found else held.root
-        miss = CacheMiss(journal.cause(parent, key, not found, bool(held.scope.salt)), start, tokens)
-        journal.count(miss.cause, tokens)
+        cause = journal.cause(parent, key, not found, bool(held.scope.salt))
+        miss = journal.note(cause, start, tokens)
         return journal.explain(miss, parent, key, token_ids[start:], self._pool.now) if explain else miss
 
     def _left(self, held: SequenceBlocks, match: PrefixMatch | None = None) -> int:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from octavo.cache.group import KVCacheGroup, groups_for, layer_caches
-from octavo.cache.manager import CacheManager, CacheOptions
+from octavo.cache.manager import CacheManager
+from octavo.cache.options import CacheOptions
 from octavo.config.engine import EngineConfig
 from octavo.config.environment import read_environment
 from octavo.config.machine import Machine, read_machine

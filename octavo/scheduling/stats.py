@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from octavo.cache.manager import CacheStats
+from octavo.cache.options import CacheStats
 from octavo.cache.tier import TierReading
 
 
