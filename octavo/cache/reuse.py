@@ -15,7 +15,8 @@ _REUSED = len(_BEGINNINGS) * _SIZES
 _MEMORY = 4096.0
 # A kind that little is known of is taken for an average one: as if so many blocks of it had been seen.
 _UNKNOWN = 16.0
-_LEAST = 0.01  # chance
+# Chances beyond these count as these: what probably comes back is kept in the order of its use alone.
+_LEAST, _MOST = 0.01, 0.7
 
 
 def kind_of_request(beginning: Beginning, tokens: int) -> int:
@@ -71,8 +72,8 @@ class ReuseModel:
         return min(1.0, (self._reused[kind] + _UNKNOWN * mean) / (self._seen[kind] + _UNKNOWN))
 
     def bonus(self, kind: int) -> float:
-        """Binary logarithm of the chance, at most 0."""
+        """Binary logarithm of the chance; less than 0."""
         known = self._bonus[kind]
         if known is None:
-            self._bonus[kind] = known = log2(max(_LEAST, self.chance(kind)))
+            self._bonus[kind] = known = log2(min(_MOST, max(_LEAST, self.chance(kind))))
         return known
