@@ -26,7 +26,7 @@ struct Tile {
 };
 
 struct Attention {
-  int64_t heads, kv_heads, head_dim, padded, group, window;
+  int64_t heads, kv_heads, head_dim, padded, group, window, chunk;
   float scale, softcap;
   CacheLayer layer;
   const float* in;
@@ -34,12 +34,16 @@ struct Attention {
 
   Attention(const Instruction& code, const Program& program)
       : heads(code.i[1]), kv_heads(code.i[2]), head_dim(code.i[3]), padded((head_dim + 15) / 16 * 16),
-        group(heads / kv_heads), window(code.i[4]), scale(code.f[0]), softcap(code.f[1]),
+        group(heads / kv_heads), window(code.i[4]), chunk(code.i[7]), scale(code.f[0]), softcap(code.f[1]),
         layer(*program.cache, code.i[5], code.i[6], kv_heads, head_dim), in(program.buffer[code.in0]),
         out(program.buffer[code.out]) {}
 
   int64_t tile_tokens() const { return larger(1, kTileQueries / group); }
-  int64_t first_key(int64_t position) const { return window > 0 ? larger(0, position - window + 1) : 0; }
+  // Never less for a later position, so a tile's first row sees the first key of all.
+  int64_t first_key(int64_t position) const {
+    const int64_t in_window = window > 0 ? larger(0, position - window + 1) : 0;
+    return chunk > 0 ? larger(in_window, position / chunk * chunk) : in_window;
+  }
   // Per row: weighted values, the largest score, the sum of weights.
   int64_t state_floats() const { return padded + 16; }
 };

@@ -338,6 +338,10 @@ def _attention_cases() -> Iterator[Case]:
     yield _attention("no rope", AttentionSpec(3, 3, 64, 0.125, None), "float16")
     yield _attention("softcap", AttentionSpec(4, 2, 64, 1.0, rope, softcap=5.0), "float32")
     yield _attention("window of one", AttentionSpec(2, 2, 16, 0.25, None, 1), "float32")
+    for chunk, window, block_size in ((1, None, 16), (24, None, 8), (48, None, 16), (64, 20, 32), (100, None, 128)):
+        spec = AttentionSpec(6, 2, 32, 32**-0.5, RopeSpec(10000.0, 32), window, chunk=chunk)
+        for dtype in ("float32", "bfloat16"):
+            yield _attention(f"chunk {chunk} window {window} block {block_size} {dtype}", spec, dtype, block_size)
     yield _attention("sharp", AttentionSpec(2, 1, 64, 4.0, rope), "float32")
     yield _attention("odd head", AttentionSpec(2, 1, 20, 0.2, None), "bfloat16")
 

@@ -123,7 +123,7 @@ class Ops(Protocol[A, V, I]):
         ...
 
     def paged_attention(self, q: A, spec: AttentionSpec, cache: LayerCache) -> A:
-        """Opaque. softmax(scale * q.k, softcapped, causal, inside the window) . v over each row's own sequence.
+        """Opaque. softmax(scale * q.k, softcapped, causal, inside window and chunk) . v over each row's own sequence.
 
         q [T, heads * head_dim] -> [T, heads * head_dim].  Source: Kwon et al. 2023, arXiv:2309.06180.
         """

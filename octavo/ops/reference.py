@@ -149,7 +149,7 @@ class ReferenceOps:
         for span in self._spans:
             part = slice(span.first, span.first + span.count)
             end = span.start + span.count
-            first = 0 if spec.window is None else max(0, span.start - spec.window + 1)
+            first = _first_key(spec, span.start)
             k, v = self._store.read(cache, span.slot, first, end)
             out[part] = _attend(q[part], k, v, spec, span.start, first)
         return out
@@ -234,8 +234,16 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, start: int, fi
     visible = key_at <= query_at
     if spec.window is not None:
         visible &= key_at > query_at - spec.window
+    if spec.chunk is not None:
+        visible &= key_at >= query_at // spec.chunk * spec.chunk
     weights = torch.softmax(scores.masked_fill(~visible, -math.inf), dim=-1)
     return torch.einsum("kgts,skd->tkgd", weights, v).reshape(count, -1)
+
+
+def _first_key(spec: AttentionSpec, position: int) -> int:
+    """The first position that a query at `position`, or at a later one, sees."""
+    first = 0 if spec.window is None else max(0, position - spec.window + 1)
+    return first if spec.chunk is None else max(first, position // spec.chunk * spec.chunk)
 
 
 def _penalize(row: Tensor, rules: RowRules) -> None:

@@ -108,6 +108,7 @@ class AttentionSpec:
     qk_norm: NormSpec | None = None
     qk_norm_over: Literal["head"] = "head"  # gain [head_dim] shared by all heads
     softcap: float | None = None
+    chunk: int | None = None  # positions are cut into chunks of this length; only keys of a query's own chunk are seen
 
     @property
     def cache_needs(self) -> tuple[CacheNeed, ...]:

@@ -50,7 +50,8 @@ typedef struct {
  *   QKV_ROPE_CACHE  out = q, rotated.  in0 = qkv.         i[1] heads i[2] kv_heads i[3] head_dim i[4] rotary width (0: none)
  *                                                         i[5] group i[6] layer index in the group;  f[0] qk-norm eps
  *                                                         p[0] cos p[1] sin [max_positions, width/2]  p[2] q gain p[3] k gain (null: none)
- *   PAGED_ATTENTION out = attention(in0 = q).             i[1..3], i[5], i[6] as above; i[4] window (0: full); f[0] scale f[1] softcap (0: none)
+ *   PAGED_ATTENTION out = attention(in0 = q).             i[1..3], i[5], i[6] as above; i[4] window (0: full) i[7] chunk (0: none);
+ *                                                         f[0] scale f[1] softcap (0: none)
  *   SOFTCAP         out = f[0] * tanh(in0 / f[0])
  *   SELECT_ROWS     out[R, width] = in0[sampled_rows]
  *   PROCESS_LOGITS  out = rules of each row applied to in0   (out may be in0's buffer only if no row asks for logprobs)
@@ -91,7 +92,7 @@ typedef struct {
   int32_t in0, in1;
   int32_t width;          /* of the output row, elements */
   int32_t depth;          /* of the reduction (LINEAR), elements */
-  int32_t i[7];
+  int32_t i[11];
   float f[4];
   const void* p[4];
 } OctavoInstruction;

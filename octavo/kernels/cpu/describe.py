@@ -87,13 +87,14 @@ def _notes(ins: Instruction) -> str:
     """What distinguishes it: sizes of heads, window, activation, bias, what it was fused from."""
     notes: list[str] = []
     if ins.opcode in (Opcode.QKV_ROPE_CACHE, Opcode.PAGED_ATTENTION):
-        heads, kv_heads, head_dim, special, group, index = ins.integers
+        heads, kv_heads, head_dim, special, group, index = ins.integers[:6]
         notes.append(f"{heads}/{kv_heads} heads of {head_dim}, cache {group}.{index}")
         name = "rotary" if ins.opcode is Opcode.QKV_ROPE_CACHE else "window"
         notes += [f"{name} {special}"] if special else []
         if ins.opcode is Opcode.QKV_ROPE_CACHE and ins.operands[2] is not None:
             notes.append("qk-norm")
         if ins.opcode is Opcode.PAGED_ATTENTION:
+            notes += [f"chunk {ins.integers[6]}"] if ins.integers[6] else []
             notes.append(f"scale {ins.floats[0]:.4g}")
             notes += [f"softcap {ins.floats[1]:g}"] if ins.floats[1] else []
     if ins.opcode in (Opcode.ACT, Opcode.ACT_MUL):

@@ -144,7 +144,15 @@ class ProgramRecorder:
                 Axis.TOKENS,
                 width,
                 q,
-                integers=(spec.heads, spec.kv_heads, spec.head_dim, spec.window or 0, cache.group, cache.index),
+                integers=(
+                    spec.heads,
+                    spec.kv_heads,
+                    spec.head_dim,
+                    spec.window or 0,
+                    cache.group,
+                    cache.index,
+                    spec.chunk or 0,
+                ),
                 floats=(spec.scale, spec.softcap or 0.0),
             )
         )

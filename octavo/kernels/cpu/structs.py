@@ -84,7 +84,7 @@ class OctavoInstruction(ctypes.Structure):
         ("in1", ctypes.c_int32),
         ("width", ctypes.c_int32),
         ("depth", ctypes.c_int32),
-        ("i", ctypes.c_int32 * 7),
+        ("i", ctypes.c_int32 * 11),
         ("f", ctypes.c_float * 4),
         ("p", ctypes.c_void_p * 4),
     )
