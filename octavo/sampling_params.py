@@ -1,6 +1,6 @@
 """Where scripts written for vLLM import sampling parameters from."""
 
 from octavo.flow.beam_search_params import BeamSearchParams
-from octavo.flow.sampling_params import SamplingParams
+from octavo.flow.sampling_params import RequestOutputKind, SamplingParams
 
-__all__ = ["BeamSearchParams", "SamplingParams"]
+__all__ = ["BeamSearchParams", "RequestOutputKind", "SamplingParams"]

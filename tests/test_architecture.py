@@ -29,6 +29,8 @@ FLOOR = {package: height for height, floor in enumerate(FLOORS) for package in f
 TORCH_PLACES = ("ops/reference.py", "ops/conformance.py", "execution/torch/")
 ENVIRONMENT_READER = "config/environment.py"
 VLLM_SIGNATURES = "api/llm.py"  # not ours to shorten
+# Packages whose names scripts written for vLLM import classes from; any other `__init__.py` is empty.
+VLLM_PLACES = {"__init__.py", "inputs/__init__.py", "outputs/__init__.py"}
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
@@ -157,7 +159,7 @@ def test_functions_take_few_parameters() -> None:
 
 
 def test_modules_say_what_they_decide() -> None:
-    inits = {source.name for source in SOURCES if source.name.endswith("/__init__.py")}
+    inits = {source.name for source in SOURCES if source.name.endswith("/__init__.py")} - VLLM_PLACES
     assert not [source.name for source in SOURCES if source.name in inits and source.text]
     assert not [source.name for source in SOURCES if source.name not in inits and not ast.get_docstring(source.tree)]
 

@@ -135,6 +135,13 @@ class AsyncLLM:
         await self._engine.close()
         self._close_backend()
 
+    def shutdown(self, timeout: float | None = None) -> None:
+        """As `close`, without awaiting; the step under way may take `timeout` seconds to end (None: all it needs)."""
+        self._link.stop(timeout)
+        self._engine.fail_all("the engine was closed")
+        if not self._link.alive:
+            self._close_backend()
+
 
 class AsyncLLMEngine(AsyncLLM):
     """The same under vLLM's older name."""

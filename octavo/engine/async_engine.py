@@ -296,7 +296,7 @@ class AsyncEngine:
     async def close(self) -> None:
         """End the engine."""
         await self._link.close()
-        self._fail_all("the engine was closed")
+        self.fail_all("the engine was closed")
 
     async def _until(self, condition: Callable[[EngineStats], bool]) -> None:
         """Wait for a reading of the engine that is such."""
@@ -361,9 +361,10 @@ class AsyncEngine:
     def _handle_death(self, reason: str) -> None:
         self.stats = EngineStats()
         self.meter.lost()
-        self._fail_all(f"the engine stopped: {reason}")
+        self.fail_all(f"the engine stopped: {reason}")
 
-    def _fail_all(self, reason: str) -> None:
+    def fail_all(self, reason: str) -> None:
+        """Everybody who waits for the engine is told that it has ended."""
         for stream in set(self._streams.values()):
             self._close_stream(stream)
             stream.fail(EngineDeadError(reason))

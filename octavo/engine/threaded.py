@@ -61,11 +61,15 @@ class ThreadedEngine:
 
     async def close(self) -> None:
         """End the thread; returns when it is gone."""
+        await asyncio.get_running_loop().run_in_executor(None, self.stop)
+
+    def stop(self, timeout: float | None = None) -> None:
+        """As `close`, for callers that cannot await; waits `timeout` seconds at most."""
         if self._thread is None or self._mailbox is None:
             self._client.close()
             return
         self._mailbox.put(Shutdown())
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+        self._thread.join(timeout)
 
     def _run(self, mailbox: "_ThreadMailbox") -> None:
         try:
