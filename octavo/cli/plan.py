@@ -141,7 +141,7 @@ def _groups(footprint: "HeaderFootprint", setup: Setup, fit: Fit) -> tuple[Group
     blocks = footprint.group_blocks(setup)
     return tuple(
         Group(len(group.layers), group.window, token, count)
-        for group, count in zip(footprint.groups, blocks, strict=True)
+        for group, count in zip(footprint.groups(setup), blocks, strict=True)
     )
 
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.cache.group import KVCacheGroup
+from octavo.cache.layout import groups_for, page_bytes
 from octavo.config.resolve import ResolvedConfig, ResolvedModel
 from octavo.errors import ConfigError
 from octavo.execution.cpu.runner import NativeRunner, record_program
 from octavo.execution.cpu.storage import CpuStorage
-from octavo.execution.memory import page_bytes
 from octavo.execution.runner import Runner
 from octavo.execution.slots import SlotTable
 from octavo.execution.tiers.pages import DevicePages
@@ -33,6 +33,10 @@ class Backend(Protocol):
 
     @property
     def packer(self) -> Packer: ...
+
+    def groups(self, spec: DecoderSpec) -> tuple[KVCacheGroup, ...]:
+        """The model's layers by what they keep."""
+        ...
 
     def page_bytes(self, spec: DecoderSpec, groups: Sequence[KVCacheGroup]) -> int:
         """Bytes of a cache page."""
@@ -67,15 +71,19 @@ class NativeBackend:
     def __init__(self, config: ResolvedModel) -> None:
         self._config = config
         self._library = load_library(config.isa.value)
+        self._layer_bytes = cache_layer_bytes(self._library, config.kv_cache_dtype.value, config.block_size.value)
         self._team = ThreadTeam(self._library, config.threads.value)
         self.packer = NativePacker(self._library, self._team)
         self.pages: CpuStorage | None = None
         self.program: NativeProgram | None = None
 
+    def groups(self, spec: DecoderSpec) -> tuple[KVCacheGroup, ...]:
+        """See Backend."""
+        return groups_for(spec, self._layer_bytes)
+
     def page_bytes(self, spec: DecoderSpec, groups: Sequence[KVCacheGroup]) -> int:
         """See Backend."""
-        layer_bytes = cache_layer_bytes(self._library, self._config.kv_cache_dtype.value, self._config.block_size.value)
-        return page_bytes(spec, groups, layer_bytes)
+        return page_bytes(spec, groups, self._layer_bytes)
 
     def runner(self, decoder: Decoder[Any], table: SlotTable, config: ResolvedConfig, page: int) -> Runner:
         """See Backend."""
@@ -100,14 +108,18 @@ class TorchBackend:
 
     def __init__(self, config: ResolvedModel) -> None:
         self._config = config
+        self._layer_bytes = cache_layer_bytes(None, config.kv_cache_dtype.value, config.block_size.value)
         self.packer: TorchPacker = _torch_packer()
         self.pages: DevicePages | None = None
         self.program: NativeProgram | None = None
 
+    def groups(self, spec: DecoderSpec) -> tuple[KVCacheGroup, ...]:
+        """See Backend."""
+        return groups_for(spec, self._layer_bytes)
+
     def page_bytes(self, spec: DecoderSpec, groups: Sequence[KVCacheGroup]) -> int:
         """See Backend."""
-        layer_bytes = cache_layer_bytes(None, self._config.kv_cache_dtype.value, self._config.block_size.value)
-        return page_bytes(spec, groups, layer_bytes)
+        return page_bytes(spec, groups, self._layer_bytes)
 
     def runner(self, decoder: Decoder[Any], table: SlotTable, config: ResolvedConfig, page: int) -> Runner:
         """See Backend."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from octavo.cache.group import KVCacheGroup, groups_for, layer_caches
+from octavo.cache.group import KVCacheGroup
+from octavo.cache.layout import layer_caches, state_pages
 from octavo.cache.manager import CacheManager
 from octavo.cache.options import CacheOptions
 from octavo.config.engine import EngineConfig
@@ -187,12 +188,18 @@ def _assemble(
     fit: Fit,
 ) -> _Machinery:
     """Everything from the weights to the loop."""
-    groups = groups_for(source.spec)
+    groups = backend.groups(source.spec)
     page = backend.page_bytes(source.spec, groups)
     tiers = resolve_tiers(config, read_environment(), model.backend.value)
     resolved = ResolvedConfig(model, _resolve_cache(config, model, groups, page, fit), tiers)
-    table = SlotTable(model.max_num_seqs.value, model.max_model_len.value, max(1, len(groups)), model.block_size.value)
-    decoder = Decoder(source.spec, loaded.weights, layer_caches(groups), loaded.ropes)
+    table = SlotTable(
+        model.max_num_seqs.value,
+        model.max_model_len.value,
+        max(1, len(groups)),
+        model.block_size.value,
+        state_pages(groups),
+    )
+    decoder = Decoder(source.spec, loaded.weights, layer_caches(source.spec, groups), loaded.ropes)
     runner = backend.runner(decoder, table, resolved, page)
     fingerprint = cache_fingerprint(source, resolved, groups)
     below = (

@@ -12,14 +12,15 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.cache.group import KVCacheGroup, groups_for, layer_caches
+from octavo.cache.group import KVCacheGroup
+from octavo.cache.layout import LayerBytes, groups_for, layer_caches, page_bytes, state_pages
 from octavo.config.engine import EngineConfig
 from octavo.config.environment import read_environment
 from octavo.config.resolve import FORMAT_OF_DTYPE, ResolvedModel, sizing_request
 from octavo.config.sizing import Fit, Footprint, Setup, alternatives, measure, refusal
 from octavo.engine.backends import cache_layer_bytes
 from octavo.errors import ConfigError, OctavoError
-from octavo.execution.memory import page_bytes, sequence_blocks
+from octavo.execution.memory import sequence_blocks
 from octavo.kernels.cpu.fusion import fuse
 from octavo.kernels.cpu.instruction import Instruction, RecordedStep, Vector
 from octavo.kernels.cpu.library import NativeLibrary, load_library
@@ -57,8 +58,8 @@ class HeaderFootprint:
     """
 
     def __init__(self, source: ModelSource, model: ResolvedModel, dtype: str = "auto") -> None:
-        self.groups: tuple[KVCacheGroup, ...] = groups_for(source.spec)
         self._spec = source.spec
+        self._groups: dict[tuple[str, int], tuple[KVCacheGroup, ...]] = {}  # by element type and block size
         self._library = load_library(model.isa.value) if model.backend.value == "native" else None
         self._plan: LoadPlan = plan_load(source.spec, source.weights, source.tensors, FORMAT_OF_DTYPE.get(dtype))
 
@@ -99,28 +100,38 @@ class HeaderFootprint:
 
     def table_bytes(self, setup: Setup) -> int:
         """Token history and block tables of all slots."""
-        blocks = -(-setup.max_model_len // setup.block_size)
-        return setup.max_num_seqs * _INT32 * (setup.max_model_len + max(1, len(self.groups)) * blocks)
+        blocks, groups = -(-setup.max_model_len // setup.block_size), self.groups(setup)
+        tables = max(1, len(groups)) * blocks + 2 * sum(state_pages(groups))
+        return setup.max_num_seqs * _INT32 * (setup.max_model_len + tables)
 
     def buffer_bytes(self, setup: Setup) -> int:
         """See Footprint."""
         activations = self.activation_bytes(setup.max_num_batched_tokens, setup.max_num_seqs)
         return activations + self.rope_bytes(setup.max_model_len) + self.table_bytes(setup)
 
+    def groups(self, setup: Setup) -> tuple[KVCacheGroup, ...]:
+        """The layers by what they keep; how they are divided depends on the sizes of blocks and elements."""
+        key = (setup.kv_cache_dtype, setup.block_size)
+        if key not in self._groups:
+            self._groups[key] = groups_for(self._spec, self._layer_bytes(setup))
+        return self._groups[key]
+
     def page_bytes(self, setup: Setup) -> int:
         """See Footprint."""
-        layer_bytes = cache_layer_bytes(self._library, setup.kv_cache_dtype, setup.block_size)
-        return page_bytes(self._spec, self.groups, layer_bytes)
+        return page_bytes(self._spec, self.groups(setup), self._layer_bytes(setup))
 
     def sequence_blocks(self, setup: Setup) -> int:
         """See Footprint."""
         chunk = setup.max_num_batched_tokens
-        return sequence_blocks(self.groups, setup.max_model_len, chunk, setup.block_size)
+        return sequence_blocks(self.groups(setup), setup.max_model_len, chunk, setup.block_size)
 
     def group_blocks(self, setup: Setup) -> tuple[int, ...]:
         """`sequence_blocks`, group by group."""
         length, chunk = setup.max_model_len, setup.max_num_batched_tokens
-        return tuple(group.peak(length, chunk, setup.block_size) for group in self.groups)
+        return tuple(group.peak(length, chunk, setup.block_size) for group in self.groups(setup))
+
+    def _layer_bytes(self, setup: Setup) -> LayerBytes:
+        return cache_layer_bytes(self._library, setup.kv_cache_dtype, setup.block_size)
 
     def _packed(self, part: Slice) -> int:
         """The torch backend expands block formats to float32."""
@@ -135,7 +146,9 @@ class HeaderFootprint:
         """What a step executes. The torch backend's activations are taken to be the same."""
         recorder = _ShapeRecorder(self._library)
         ropes = {rope: RopeTable(rope.width, _NO_VALUES, _NO_VALUES) for rope in _ropes(self._spec)}
-        decoder = Decoder(self._spec, assemble(self._spec, _Shapes()), layer_caches(self.groups), ropes)
+        decoder = Decoder(
+            self._spec, assemble(self._spec, _Shapes()), layer_caches(self._spec, groups_for(self._spec)), ropes
+        )
         decoder.forward(recorder, RecordedStep())
         return fuse(recorder.instructions)
 

@@ -1,5 +1,6 @@
 """What the worker remembers of every running sequence: one permanent row each, from its arrival to its release."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,9 +41,10 @@ class SlotTable:
         max_len: most tokens of a sequence, prompt and output.
         groups: cache groups.
         block_size: tokens a block holds.
+        state_pages: for each group, the pages of a recurrent state; 0 where a group keeps keys and values.
     """
 
-    def __init__(self, slots: int, max_len: int, groups: int, block_size: int) -> None:
+    def __init__(self, slots: int, max_len: int, groups: int, block_size: int, state_pages: Sequence[int] = ()) -> None:
         self.slots = slots
         self.max_len = max_len
         self.max_blocks = -(-max_len // block_size)
@@ -55,6 +57,10 @@ class SlotTable:
         self.suppressed_bias_counts: Integers = np.zeros(slots, np.int32)  # biases with the stop ids banned
         self.wants_prompt: NDArray[np.bool_] = np.zeros(slots, np.bool_)  # log-probabilities of prompt tokens
         self._occupants: list[SlotOccupant | None] = [None] * slots
+        self._states = {group: count for group, count in enumerate(state_pages) if count}
+        # Where each slot's state was before its last step, and where it is since.
+        self._state_reads: Integers = np.full((sum(state_pages), slots), -1, np.int32)
+        self._state_writes: Integers = np.full((sum(state_pages), slots), -1, np.int32)
 
     def apply(self, plan: StepPlan) -> None:
         """Take over a plan's releases, arrivals and new blocks.
@@ -66,6 +72,9 @@ class SlotTable:
             self._occupants[slot] = None
         for arrival in plan.arrivals:
             self._settle(arrival)
+        if self._states:
+            slots = [row.slot for row in plan.rows]
+            self._state_reads[:, slots] = self._state_writes[:, slots]
         for row in plan.rows:
             if any(row.new_blocks):
                 self._append_blocks(row)
@@ -80,6 +89,10 @@ class SlotTable:
         if occupant is None:
             raise InternalError(f"slot {slot} holds no sequence")
         return occupant
+
+    def states_of(self, slots: Integers, starts: Integers) -> tuple[Integers, Integers]:
+        """Pages [P, S] that the sequences of `slots` read their states from (-1: they start at 0), and write to."""
+        return np.where(starts > 0, self._state_reads[:, slots], np.int32(-1)), self._state_writes[:, slots]
 
     def append_tokens(self, slots: Integers, tokens: Integers) -> None:
         """One new token for each slot. A full history keeps its tokens: that sequence ends by its length."""
@@ -100,6 +113,7 @@ class SlotTable:
         self.history[slot, :count] = arrival.token_ids
         self.lengths[slot] = count
         self.table_lengths[:, slot] = 0
+        self._state_reads[:, slot] = self._state_writes[:, slot] = -1
         self._occupants[slot] = occupant = _occupant(arrival)
         self.suppressed_bias_counts[slot] = len(occupant.bias_ids)
         self.wants_prompt[slot] = arrival.sampling.prompt_logprobs is not None
@@ -109,12 +123,24 @@ class SlotTable:
         for group, blocks in enumerate(row.new_blocks):
             if not blocks:
                 continue
+            if group in self._states:
+                self._move_state(group, row.slot, blocks)
+                continue
             first = int(self.table_lengths[group, row.slot])
             last = first + len(blocks)
             if last > self.max_blocks:
                 raise InternalError(f"sequence {row.sequence} has {last} blocks; a table holds {self.max_blocks}")
             self.tables[group, row.slot, first:last] = blocks
             self.table_lengths[group, row.slot] = last
+
+    def _move_state(self, group: int, slot: int, pages: tuple[int, ...]) -> None:
+        """A sequence's state is in other pages from now on."""
+        count = self._states[group]
+        first = sum(self._states[before] for before in self._states if before < group)
+        own = slice(first, first + count)
+        if len(pages) > count or self._state_reads[first, slot] < 0:
+            self._state_reads[own, slot] = pages[:count]
+        self._state_writes[own, slot] = pages[-count:]
 
 
 def _occupant(arrival: SlotArrival) -> SlotOccupant:

@@ -21,8 +21,8 @@ class StepInputs:
     """One step, as every runner takes it. T tokens of S sequences; R rows whose logits are wanted.
 
     Sequence s owns the tokens query_starts[s] .. query_starts[s + 1]; they stand at consecutive positions from
-    starts[s]. The first `drawn` rows draw a token, in the plan's order; the others ask for the log-probability of a
-    prompt token: they allow that token alone.
+    starts[s]. P pages hold one sequence's recurrent state; without recurrent layers P is 0. The first `drawn` rows draw
+    a token, in the plan's order; the others ask for the log-probability of a prompt token: they allow that token alone.
     """
 
     token_ids: Integers  # [T]
@@ -38,6 +38,8 @@ class StepInputs:
     whole_rows: tuple[int, ...]  # rows that ask for the whole vocabulary's log-probabilities
     table: SlotTable  # block tables [groups, slots, max_blocks] and token history, by slot
     planned: tuple[PlannedRow, ...]
+    state_reads: Integers  # [P, S], pages with the state before the step's tokens; -1: there is none, it is zero
+    state_writes: Integers  # [P, S], pages that take the state after them
 
     @property
     def tokens(self) -> int:
@@ -72,6 +74,7 @@ def build_inputs(plan: StepPlan, table: SlotTable) -> StepInputs:
     samples = np.fromiter((row.samples for row in rows), np.bool_, count)
     drawing = np.flatnonzero(samples).astype(np.int32)
     sampling = _sampling_of(rows, drawing, slots[drawing], table)
+    state_reads, state_writes = table.states_of(slots, starts)
     inputs = StepInputs(
         token_ids=token_ids,
         positions=positions,
@@ -86,6 +89,8 @@ def build_inputs(plan: StepPlan, table: SlotTable) -> StepInputs:
         whole_rows=(),
         table=table,
         planned=rows,
+        state_reads=state_reads,
+        state_writes=state_writes,
     )
     _add_wide_rows(inputs)
     return inputs

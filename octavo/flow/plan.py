@@ -13,7 +13,9 @@ class PlannedRow(msgspec.Struct, frozen=True, gc=False):
     """One sequence's part of a step.
 
     `new_blocks[g]` are the block ids that group g's table gained for this step, in order; a window group's table keeps
-    its length (slid-out blocks stay as stale entries that are never read).
+    its length (slid-out blocks stay as stale entries that are never read). Of a group of recurrent states it is the
+    pages that take the state from this step on, when they change: after those that the state is read from, when the
+    device does not know them.
     """
 
     sequence: int

@@ -23,11 +23,27 @@ Handle = TypeVar("Handle", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
+class StatePiece:
+    """Where a piece of a recurrent state lies: which of the state's pages, and at which byte of it.
+
+    The page's number is `state_reads[page, s]` for what sequence s of the step left behind (-1: nothing yet, the state
+    is zero) and `state_writes[page, s]` for what it leaves now; both may be the same page.
+    """
+
+    page: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class LayerCache:
-    """Where one layer's keys and values live: the cache group, and the layer's index inside the group's blocks."""
+    """Where one layer's history lies: the cache group, and the layer's index inside the group's blocks.
+
+    `pieces`: of a recurrent layer, in the order of its CacheNeed; nothing else is read of it then.
+    """
 
     group: int
     index: int
+    pieces: tuple[StatePiece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,18 +79,31 @@ class RopeSpec:
 # --- bodies ----------------------------------------------------------------------------------------------------------
 
 
+CacheKind = Literal["full", "window", "chunked", "latent", "state"]
+
+
 @dataclass(frozen=True, slots=True)
 class CacheNeed:
     """What one layer keeps per token or per sequence.
 
-    kind "full": every position. kind "window": the last `window` positions (the query included).
+    kind "full": keys and values of every position. "window": of the last `window` positions (the query included).
+    "chunked": positions are cut into chunks of `window`; those of the query's own chunk (Llama 4). "latent": one
+    vector of `key_width` elements per position whose first ones are the value as well: kv_heads is 1 and value_width 0
+    (DeepSeek-V2, arXiv:2405.04434, section 2.1). "state": `pieces` bytes per sequence, whatever its length.
+
+    Attributes:
+        window: of "window" and "chunked", in tokens.
+        shares: the layer whose keys and values this one reads; it keeps none itself (Gemma 3n; YOCO, arXiv:2405.05254).
+        pieces: of "state": bytes of each piece; a piece, for example one head's matrix, lies in one page as a whole.
     """
 
-    kind: Literal["full", "window"]
-    kv_heads: int
-    key_width: int  # elements of one head's key
-    value_width: int
+    kind: CacheKind
+    kv_heads: int = 0
+    key_width: int = 0  # elements of one head's key
+    value_width: int = 0
     window: int | None = None
+    shares: int | None = None
+    pieces: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from octavo.cache.group import KVCacheGroup, groups_for, layer_caches, layers_per_page, page_elements
+from octavo.cache.group import KVCacheGroup
+from octavo.cache.layout import groups_for, layer_caches, page_bytes
 from octavo.errors import UnsupportedError
 from octavo.spec.decoder import (
     AttentionSpec,
@@ -34,7 +35,7 @@ def test_one_kind_is_one_group():
     spec = decoder([None] * 30)
     (group,) = groups_for(spec)
     assert group == KVCacheGroup("full", None, tuple(range(30)))
-    assert page_elements(spec, [group], 16) == 30 * 16 * 1 * (8 + 8)
+    assert page_bytes(spec, [group], lambda need: 64 * need.kv_heads * need.key_width) == 30 * 64 * 8
 
 
 def test_gemma_270m_has_six_groups_of_three():
@@ -49,11 +50,12 @@ def test_gemma_270m_has_six_groups_of_three():
     ("window", "full", "size"), [(22, 4, 2), (29, 5, 5), (40, 8, 8), (52, 10, 4), (1, 1, 1), (0, 7, 7), (9, 0, 9)]
 )
 def test_every_layer_has_a_place_and_padding_is_under_four_percent(window, full, size):
-    groups = groups_for(decoder([None] * full + [64] * window))
-    assert layers_per_page(groups) == size
+    spec = decoder([None] * full + [64] * window)
+    groups = groups_for(spec)
+    assert max((len(group.layers) for group in groups), default=0) == size
     assert sorted(layer for group in groups for layer in group.layers) == list(range(window + full))
     assert len(groups) * size <= 1.04 * (window + full)
-    places = layer_caches(groups)
+    places = layer_caches(spec, groups)
     assert len({(place.group, place.index) for place in places.values()}) == window + full
     assert all(groups[place.group].layers[place.index] == layer for layer, place in places.items())
 
@@ -66,7 +68,7 @@ def test_different_windows_do_not_share_a_table():
 def test_a_page_slot_fits_the_layer_that_needs_most():
     layers = (sequential(attention(kv_heads=1), MLP, NORM), sequential(attention(kv_heads=4), MLP, NORM))
     spec = DecoderSpec(32, layers, EmbeddingSpec(10, 32), NORM, HeadSpec(True), 128)
-    assert page_elements(spec, groups_for(spec), 2) == 2 * 2 * 4 * 16
+    assert page_bytes(spec, groups_for(spec), lambda need: 64 * need.kv_heads) == 4 * 64
 
 
 def test_two_histories_in_a_layer_are_refused():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.cache.group import groups_for
+from octavo.cache.layout import groups_for
 from octavo.errors import InternalError
 from octavo.execution.slots import SlotTable
 from octavo.execution.step_inputs import build_inputs

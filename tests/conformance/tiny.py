@@ -4,10 +4,9 @@ import zlib
 
 import numpy as np
 
-from octavo.cache.group import groups_for, layer_caches
+from octavo.cache.layout import groups_for, layer_caches, page_bytes
 from octavo.execution.cpu.runner import NativeRunner, record_program
 from octavo.execution.cpu.storage import CpuStorage
-from octavo.execution.memory import page_bytes
 from octavo.execution.slots import SlotTable
 from octavo.execution.torch.packer import TorchPacker
 from octavo.execution.torch.runner import TorchRunner
@@ -101,7 +100,7 @@ def decoder(spec, packer, format=None):
                 if rope is not None and rope not in tables:
                     cos, sin = (packer.vector(t).reshape(t.shape) for t in rope_tables(rope, MAX_LEN))
                     tables[rope] = RopeTable(rope.width, cos, sin)
-    return Decoder(spec, assemble(spec, RandomTake(packer, format)), layer_caches(groups_for(spec)), tables)
+    return Decoder(spec, assemble(spec, RandomTake(packer, format)), layer_caches(spec, groups_for(spec)), tables)
 
 
 def slot_table(spec, slots=8):

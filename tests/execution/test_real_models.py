@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo.cache.group import groups_for, layer_caches
+from octavo.cache.layout import groups_for, layer_caches, page_bytes
 from octavo.execution.cpu.runner import NativeRunner, record_program
 from octavo.execution.cpu.storage import CpuStorage
-from octavo.execution.memory import page_bytes
 from octavo.execution.slots import SlotTable
 from octavo.execution.worker import Worker
 from octavo.flow.request import Sampling
@@ -38,7 +37,7 @@ class RealModel:
         self._native, self._team = library(ISAS[0]), team(ISAS[0])
         self._groups = groups_for(source.spec)
         loaded = load_decoder(source, NativePacker(self._native, self._team), max_positions=MAX_LEN)
-        self._decoder = Decoder(source.spec, loaded.weights, layer_caches(self._groups), loaded.ropes)
+        self._decoder = Decoder(source.spec, loaded.weights, layer_caches(source.spec, self._groups), loaded.ropes)
         self._page = page_bytes(
             source.spec,
             self._groups,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from octavo.cache.group import groups_for
+from octavo.cache.layout import groups_for
 from octavo.flow.request import Sampling
 from tests.conformance.devices import ISAS
 from tests.conformance.tiny import SPECS, VOCAB, native_worker, prompt, torch_worker

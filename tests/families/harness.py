@@ -4,10 +4,9 @@ import itertools
 
 import numpy as np
 
-from octavo.cache.group import groups_for, layer_caches
+from octavo.cache.layout import groups_for, layer_caches, page_bytes
 from octavo.execution.cpu.runner import NativeRunner, record_program
 from octavo.execution.cpu.storage import CpuStorage
-from octavo.execution.memory import page_bytes
 from octavo.execution.slots import SlotTable
 from octavo.execution.step_inputs import build_inputs
 from octavo.execution.torch.packer import TorchPacker
@@ -57,7 +56,7 @@ def logits_of(path, ids, backend="torch", steps=(), **options):
 
 def _decoder(source, groups, packer, options):
     loaded = load_decoder(source, packer, max_positions=MAX_LEN, **options)
-    return Decoder(source.spec, loaded.weights, layer_caches(groups), loaded.ropes)
+    return Decoder(source.spec, loaded.weights, layer_caches(source.spec, groups), loaded.ropes)
 
 
 def _torch_runner(source, groups, table, options):

@@ -1,0 +1,169 @@
+"""How a model's layers are divided into groups whose pages have one byte size, so that all come from one pool."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from octavo.cache.group import KVCacheGroup
+from octavo.errors import UnsupportedError
+from octavo.ops.interface import LayerCache, StatePiece
+from octavo.spec.decoder import CacheNeed, DecoderSpec
+
+LayerBytes = Callable[[CacheNeed], int]  # of one layer in a page of keys and values
+
+# Bytes of pages that no layer uses, as a share of those used: the price of fewer groups.
+_MAX_PADDING = 0.04
+_ALIGNMENT = 64  # bytes, of pieces
+
+
+def layer_needs(spec: DecoderSpec) -> dict[int, CacheNeed]:
+    """What each layer keeps; layers that keep nothing, or read what another one keeps, are absent.
+
+    Raises:
+        UnsupportedError: a layer has more than one need, or reads one that keeps nothing.
+    """
+    return {index: need for index, need in _all_needs(spec).items() if need.shares is None}
+
+
+def groups_for(spec: DecoderSpec, layer_bytes: LayerBytes | None = None) -> tuple[KVCacheGroup, ...]:
+    """Divide a model's layers into groups: those that keep everything first, recurrent states last.
+
+    Layers of one group have equal needs. The pages' size is the largest with which little of them stays unused, and a
+    recurrent state takes as many of them as it needs.
+
+    Args:
+        layer_bytes: what a layer takes in a page; without it elements are counted, which is right when they are of
+            one size and there are no recurrent layers.
+
+    Raises:
+        UnsupportedError: a layer has more than one need, or reads one that keeps nothing.
+    """
+    by_need: dict[CacheNeed, list[int]] = defaultdict(list)
+    states: dict[int, tuple[int, ...]] = {}
+    for index, need in layer_needs(spec).items():
+        if need.kind == "state":
+            states[index] = tuple(-(-size // _ALIGNMENT) * _ALIGNMENT for size in need.pieces)
+        else:
+            by_need[need].append(index)
+    sizes = {need: max(1, (layer_bytes or _elements)(need)) for need in by_need}
+    page = _page_size([(sizes[need], len(layers)) for need, layers in by_need.items()], list(states.values()))
+    groups = [
+        KVCacheGroup(need.kind, need.window, tuple(layers[start : start + page // sizes[need]]))
+        for need, layers in sorted(by_need.items(), key=lambda item: (item[0].kind, item[0].window or 0))
+        for start in range(0, len(layers), page // sizes[need])
+    ]
+    if states:
+        pages, pieces = _pack(list(states.values()), page)
+        groups.append(KVCacheGroup("state", None, tuple(states), pages, tuple(pieces)))
+    return tuple(groups)
+
+
+def page_bytes(spec: DecoderSpec, groups: Sequence[KVCacheGroup], layer_bytes: LayerBytes) -> int:
+    """Bytes of a page: what the group takes that needs most, whole cache lines.
+
+    Args:
+        layer_bytes: as given to `groups_for`.
+    """
+    needs = layer_needs(spec)
+    largest = max(
+        (
+            _state_extent(needs, group) if group.is_state else sum(layer_bytes(needs[layer]) for layer in group.layers)
+            for group in groups
+        ),
+        default=_ALIGNMENT,
+    )
+    return -(-largest // _ALIGNMENT) * _ALIGNMENT
+
+
+def layer_caches(spec: DecoderSpec, groups: Sequence[KVCacheGroup]) -> dict[int, LayerCache]:
+    """Where each layer's history lies; that of a layer which shares is its owner's."""
+    places = {
+        layer: LayerCache(group, index, member.pieces[index] if member.is_state else ())
+        for group, member in enumerate(groups)
+        for index, layer in enumerate(member.layers)
+    }
+    shared = {index: need.shares for index, need in _all_needs(spec).items() if need.shares is not None}
+    return places | {index: places[owner] for index, owner in shared.items()}
+
+
+def state_pages(groups: Sequence[KVCacheGroup]) -> tuple[int, ...]:
+    """For each group the pages of a recurrent state; 0 where it keeps keys and values."""
+    return tuple(group.pages if group.is_state else 0 for group in groups)
+
+
+def _all_needs(spec: DecoderSpec) -> dict[int, CacheNeed]:
+    needs: dict[int, CacheNeed] = {}
+    for index, layer in enumerate(spec.layers):
+        for block in layer.blocks:
+            for branch in block.branches:
+                for need in getattr(branch.body, "cache_needs", ()):
+                    if index in needs:
+                        raise UnsupportedError(f"layer {index} keeps more than one kind of history")
+                    needs[index] = need
+    for index, need in needs.items():
+        owner = None if need.shares is None else needs.get(need.shares)
+        if need.shares is not None and (owner is None or owner.shares is not None or owner.kind == "state"):
+            raise UnsupportedError(f"layer {index} reads keys and values of layer {need.shares}, which keeps none")
+    return needs
+
+
+def _elements(need: CacheNeed) -> int:
+    return need.kv_heads * (need.key_width + need.value_width)
+
+
+def _page_size(kinds: Sequence[tuple[int, int]], states: Sequence[tuple[int, ...]]) -> int:
+    """Bytes of a page: the most of which little stays unused, or else those of which least does.
+
+    Args:
+        kinds: (bytes of a layer, number of such layers) for each kind of keys and values.
+        states: bytes of each recurrent layer's pieces.
+    """
+    largest = max((piece for pieces in states for piece in pieces), default=0)
+    least = max([largest, *(size for size, _ in kinds)])
+    whole = sum(map(sum, states))
+    sizes = {size * count for size, most in kinds for count in range(1, most + 1)} | {least}
+    if not kinds:
+        sizes.add(whole)
+    padding = {size: _padding(size, kinds, states) for size in sizes if size >= max(1, least)}
+    fine = [size for size, share in padding.items() if share <= _MAX_PADDING]
+    return max(fine) if fine else min(padding, key=lambda size: (padding[size], -size), default=1)
+
+
+def _padding(page: int, kinds: Sequence[tuple[int, int]], states: Sequence[tuple[int, ...]]) -> float:
+    """Bytes unused per byte used: the mean over keys and values and recurrent states, which take about as much."""
+    shares: list[float] = []
+    if kinds:
+        taken = sum(-(-count // (page // size)) * page for size, count in kinds)
+        shares.append(taken / sum(size * count for size, count in kinds) - 1)
+    if states:
+        shares.append(_pack(states, page)[0] * page / sum(map(sum, states)) - 1)
+    return sum(shares) / len(shares) if shares else 0.0
+
+
+def _pack(states: Sequence[tuple[int, ...]], page: int) -> tuple[int, list[tuple[StatePiece, ...]]]:
+    """Lay pieces into pages, each into the first one with room; how many pages that takes, and where each piece is."""
+    smallest = min((piece for pieces in states for piece in pieces), default=1)
+    used: list[int] = []  # bytes of each page
+    open_pages: list[int] = []  # those that a piece may still fit into
+    places: list[tuple[StatePiece, ...]] = []
+    for pieces in states:
+        own: list[StatePiece] = []
+        for size in pieces:
+            at = next((number for number in open_pages if used[number] + size <= page), len(used))
+            if at == len(used):
+                used.append(0)
+                open_pages.append(at)
+            own.append(StatePiece(at, used[at]))
+            used[at] += size
+            if used[at] + smallest > page:
+                open_pages.remove(at)
+        places.append(tuple(own))
+    return len(used), places
+
+
+def _state_extent(needs: dict[int, CacheNeed], group: KVCacheGroup) -> int:
+    """Bytes of a page up to the end of the last piece."""
+    return max(
+        piece.offset + size
+        for layer, pieces in zip(group.layers, group.pieces, strict=True)
+        for piece, size in zip(pieces, needs[layer].pieces, strict=True)
+    )
