@@ -2,6 +2,8 @@
 // rows.
 #include "linear.h"
 
+#include <string.h>
+
 #include "linear_kernels.h"
 #include "simd/vec.h"
 
@@ -86,16 +88,25 @@ Needs needs_of(const OctavoSegment* segments, int count) {
   return needs;
 }
 
-LinearInputs prepare(Team& team, const float* x, int64_t rows, int64_t cols, const Needs& needs) {
+int64_t bf16_floats(int64_t rows, int64_t cols, const Needs& needs) {
+  const int64_t even_cols = cols + cols % 2;
+  return needs.bf16 ? rows * (bf16_in_pairs() ? even_cols / 2 : even_cols) : 0;
+}
+
+int64_t prepared_floats(int64_t rows, int64_t cols, const Needs& needs) {
+  return bf16_floats(rows, cols, needs) + (needs.sums16 ? rows * (cols / 16) : 0) +
+         (needs.sums32 ? rows * (cols / 32) : 0);
+}
+
+// memory: prepared_floats(...).
+LinearInputs prepare(Team& team, const float* x, int64_t rows, int64_t cols, const Needs& needs, float* memory) {
   const int64_t even_cols = cols + cols % 2;
   const bool pairs = bf16_in_pairs();
-  const int64_t bf16_floats = needs.bf16 ? rows * (pairs ? even_cols / 2 : even_cols) : 0;
-  const int64_t floats16 = needs.sums16 ? rows * (cols / 16) : 0, floats32 = needs.sums32 ? rows * (cols / 32) : 0;
   LinearInputs in{x, nullptr, nullptr, nullptr, nullptr, cols, even_cols};
-  const int64_t floats = bf16_floats + floats16 + floats32;
-  if (floats == 0) return in;
-  float* rounded = team.shared(static_cast<size_t>(floats));
-  float *sums16 = rounded + bf16_floats, *sums32 = sums16 + floats16;
+  if (prepared_floats(rows, cols, needs) == 0) return in;
+  float* rounded = memory;
+  float* sums16 = rounded + bf16_floats(rows, cols, needs);
+  float* sums32 = sums16 + (needs.sums16 ? rows * (cols / 16) : 0);
   const auto prepare_rows = [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) {
       const float* from = x + row * cols;
@@ -233,6 +244,43 @@ void many_rows(Team& team, const Product& product) {
   });
 }
 
+// --- one matrix a head ---
+
+// Each head's inputs as rows of their own: [heads][rows][depth].
+const float* gather_heads(Team& team, const float* x, const OctavoInstruction& code, int64_t rows, float* out) {
+  const int64_t heads = code.i[1], stride = code.i[2], depth = code.depth;
+  const auto copy = [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row)
+      for (int64_t head = 0; head < heads; ++head)
+        memcpy(out + (head * rows + row) * depth, x + (row * heads + head) * stride,
+               static_cast<size_t>(depth) * sizeof(float));
+  };
+  team.parallel_ranges(rows, kWorthSharing / (heads * depth) + 1, copy);
+  return out;
+}
+
+// The rows of one head, whose matrix is one segment, as a product of its own.
+Product head_product(const Product& all, int64_t head, int64_t width) {
+  const int64_t first = head * all.rows;
+  Product product = all;
+  product.segments = all.segments + head;
+  product.segment_count = 1;
+  product.out = all.out + head * width;
+  product.in.values += first * all.in.cols;
+  const int64_t even = first * all.in.even_cols;
+  if (all.in.rounded) product.in.rounded += even;
+  if (all.in.pairs) product.in.pairs += even / 2;
+  if (all.in.sums16) product.in.sums16 += first * (all.in.cols / 16);
+  if (all.in.sums32) product.in.sums32 += first * (all.in.cols / 32);
+  return product;
+}
+
+void run_head(Team& team, int thread, const Product& product, int64_t row, int64_t rows) {
+  const int64_t panels = panel_count(product.segments[0].rows);
+  for (int64_t strip = 0; strip < strip_count(panels, kWidestMany); ++strip)
+    run_strip(team, thread, product, kWidestMany, strip, row, static_cast<int>(rows));
+}
+
 } // namespace
 
 void linear(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep&,
@@ -246,12 +294,36 @@ void linear(Team& team, const OctavoInstruction& instruction, const OctavoProgra
   product.out = program.buffer[instruction.out];
   product.width = instruction.width;
   product.rows = rows;
-  product.in = prepare(team, program.buffer[instruction.in0], rows, instruction.depth,
-                       needs_of(product.segments, product.segment_count));
+  const Needs needs = needs_of(product.segments, product.segment_count);
+  const int64_t floats = prepared_floats(rows, instruction.depth, needs);
+  float* memory = floats > 0 ? team.shared(static_cast<size_t>(floats)) : nullptr;
+  product.in = prepare(team, program.buffer[instruction.in0], rows, instruction.depth, needs, memory);
   if (rows <= kFewLimit)
     few_rows(team, product);
   else
     many_rows(team, product);
+}
+
+void head_linear(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep&,
+                 int64_t rows) {
+  const int64_t heads = instruction.i[1], width = instruction.width / heads, depth = instruction.depth;
+  Product product{};
+  product.segments = static_cast<const OctavoSegment*>(instruction.p[0]);
+  product.out = program.buffer[instruction.out];
+  product.width = instruction.width;
+  product.rows = rows;
+  const Needs needs = needs_of(product.segments, instruction.i[1]);
+  const int64_t gathered = (heads * rows * depth + 15) / 16 * 16;
+  float* memory = team.shared(static_cast<size_t>(gathered + prepared_floats(heads * rows, depth, needs)));
+  const float* x = gather_heads(team, program.buffer[instruction.in0], instruction, rows, memory);
+  product.in = prepare(team, x, heads * rows, depth, needs, memory + gathered);
+  const int64_t blocks = rows <= kFewLimit ? 1 : (rows + kMostRows - 1) / kMostRows;
+  team.parallel(heads * blocks, [&](int64_t task, int thread) {
+    const Product one = head_product(product, task / blocks, width);
+    const int64_t row = task % blocks * kMostRows;
+    if (rows <= kFewLimit) return run_few(one, one.segments[0], 0, 0, panel_count(one.segments[0].rows));
+    run_head(team, thread, one, row, rows - row < kMostRows ? rows - row : kMostRows);
+  });
 }
 
 } // namespace octavo

@@ -12,6 +12,10 @@ namespace octavo {
 void linear(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep& step,
             int64_t rows);
 
+// out[:, h] = in0[:, h, :depth] @ w_h^T for every head h: rows of in0 hold i[2] elements a head, and w_h is segment h.
+void head_linear(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep& step,
+                 int64_t rows);
+
 // out[t] = row ids[t] of the table, each value as GGUF defines it: (d * scale) * code + min, rounded at each step.
 void embed(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep& step,
            int64_t rows);

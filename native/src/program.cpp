@@ -42,6 +42,9 @@ void run_one(Team& team, const Program& program, const Step& step, int32_t index
   case OCTAVO_PROCESS_LOGITS: return process_logits(team, code, program, step, rows, !is_sampling_pair(program, index));
   case OCTAVO_SAMPLE: return sample(team, code, program, step, rows, is_sampling_pair(program, index - 1));
   case OCTAVO_ADD_RMS_NORM: return add_rms_norm(team, code, program, step, rows);
+  case OCTAVO_LATENT_CACHE: return latent_cache(team, code, program, step, rows);
+  case OCTAVO_LATENT_ATTENTION: return latent_attention(team, code, program, step, rows);
+  case OCTAVO_HEAD_LINEAR: return head_linear(team, code, program, step, rows);
   default: return; // the recorder writes no other
   }
 }

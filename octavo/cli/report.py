@@ -6,7 +6,7 @@ from itertools import groupby
 from octavo.config.values import format_size
 from octavo.engine.build import Engine
 from octavo.kernels.cpu.describe import describe
-from octavo.spec.decoder import AttentionSpec, DecoderSpec, DenseMlpSpec, LayerSpec, NormSpec
+from octavo.spec.decoder import Body, DecoderSpec, DenseMlpSpec, LatentSpec, LayerSpec, NormSpec, RopeSpec
 
 _WIDTH = 24
 
@@ -79,13 +79,13 @@ def _norms(before: NormSpec | None, after: NormSpec | None) -> list[tuple[str, N
     return [(name, norm) for name, norm in (("norm", before), ("post-norm", after)) if norm is not None]
 
 
-def _body(body: AttentionSpec | DenseMlpSpec) -> str:
+def _body(body: Body) -> str:
     if isinstance(body, DenseMlpSpec):
         return f"{'gated ' if body.gated else ''}MLP {body.width}, {body.activation}{', biases' if body.bias else ''}"
+    if isinstance(body, LatentSpec):
+        return ", ".join(_latent(body))
     parts = [f"attention {body.heads} heads of {body.head_dim}, {body.kv_heads} kv, scale {body.scale:.4g}"]
-    parts.append("no rope" if body.rope is None else f"rope {body.rope.theta:g} over {body.rope.width}")
-    if body.rope is not None and body.rope.scaling is not None:
-        parts.append(type(body.rope.scaling).__name__)
+    parts += _rope(body.rope)
     if body.window is not None:
         parts.append(f"window {body.window}")
     if body.softcap is not None:
@@ -94,6 +94,22 @@ def _body(body: AttentionSpec | DenseMlpSpec) -> str:
     if body.qk_norm is not None:
         parts.append(f"qk-norm {_norm(body.qk_norm)}")
     return ", ".join(parts)
+
+
+def _latent(body: LatentSpec) -> list[str]:
+    through = "" if body.q_rank is None else f" through {body.q_rank}"
+    parts = [
+        f"latent attention {body.heads} heads of {body.nope} + {body.rope_dim}{through}, values of {body.value_dim}"
+    ]
+    parts += [f"latent of {body.rank}, norm {_norm(body.latent_norm)}", f"scale {body.scale:.4g}", *_rope(body.rope)]
+    return [*parts, "biases"] if body.bias else parts
+
+
+def _rope(rope: RopeSpec | None) -> list[str]:
+    if rope is None:
+        return ["no rope"]
+    parts = [f"rope {rope.theta:g} over {rope.width}"]
+    return parts if rope.scaling is None else [*parts, type(rope.scaling).__name__]
 
 
 def _norm(norm: NormSpec) -> str:

@@ -143,7 +143,9 @@ def cache_layer_bytes(library: NativeLibrary | None, dtype: str, block_size: int
 
     def native(need: CacheNeed) -> int:
         assert library is not None
-        return library.cache_layer_bytes(CACHE_FORMAT_OF_DTYPE[dtype], need.kv_heads, need.key_width, block_size)
+        return library.cache_layer_bytes(
+            CACHE_FORMAT_OF_DTYPE[dtype], need.kv_heads, need.key_width, block_size, need.value_width
+        )
 
     def plain(need: CacheNeed) -> int:
         return need.kv_heads * (need.key_width + need.value_width) * block_size * _ELEMENT_BYTES[dtype]

@@ -4,7 +4,7 @@ Weights follow from the load plan and the packed layouts; activations from recor
 a shape and no data; the cache from its groups.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import cast
@@ -27,14 +27,14 @@ from octavo.kernels.cpu.library import NativeLibrary, load_library
 from octavo.kernels.cpu.memory import plan_memory
 from octavo.kernels.cpu.recorder import ProgramRecorder
 from octavo.kernels.cpu.structs import format_code
-from octavo.model.assembly import Part, assemble
+from octavo.model.assembly import HeadPart, Part, assemble
 from octavo.model.decoder import Decoder
 from octavo.model.source import ModelSource, open_model
 from octavo.model.weight_plan import LoadPlan, Slice, plan_load
 from octavo.ops.interface import LayerCache, RopeTable
-from octavo.ops.weight import PackedWeight
+from octavo.ops.weight import PackedWeight, Segment
 from octavo.quantization.format import FORMATS
-from octavo.spec.decoder import AttentionSpec, DecoderSpec, RopeSpec
+from octavo.spec.decoder import DecoderSpec, RopeSpec
 
 _FLOAT = _INT32 = 4  # bytes
 _MAX_FILES = 32  # files beside a model that are looked at for smaller formats
@@ -73,9 +73,7 @@ class HeaderFootprint:
                 found[part.format] = FormatBytes(
                     part.format,
                     before.matrices + (part.start == part.source.first_row),
-                    before.stored + part.tensor.data.nbytes // part.tensor.shape[0] * part.rows
-                    if not part.source.transpose
-                    else before.stored + part.tensor.data.nbytes,
+                    before.stored + part.stored_bytes,
                     before.packed + self._packed(part),
                 )
         return tuple(sorted(found.values(), key=lambda entry: -entry.packed))
@@ -92,7 +90,7 @@ class HeaderFootprint:
 
     def rope_bytes(self, length: int) -> int:
         """Tables of cos and sin for `length` positions."""
-        return sum(length * rope.width * _FLOAT for rope in _ropes(self._spec))
+        return sum(length * rope.width * _FLOAT for rope in self._spec.ropes)
 
     def activation_bytes(self, tokens: int, rows: int) -> int:
         """Activations and logits of a step of `tokens` tokens that samples `rows` rows."""
@@ -145,7 +143,7 @@ class HeaderFootprint:
     def _program(self) -> Sequence[Instruction]:
         """What a step executes. The torch backend's activations are taken to be the same."""
         recorder = _ShapeRecorder(self._library)
-        ropes = {rope: RopeTable(rope.width, _NO_VALUES, _NO_VALUES) for rope in _ropes(self._spec)}
+        ropes = {rope: RopeTable(rope.width, _NO_VALUES, _NO_VALUES) for rope in self._spec.ropes}
         decoder = Decoder(
             self._spec, assemble(self._spec, _Shapes()), layer_caches(self._spec, groups_for(self._spec)), ropes
         )
@@ -163,6 +161,11 @@ class _Shapes:
     def matrix(self, place: str, name: str, parts: Sequence[Part], columns: int) -> PackedWeight:
         """See Take."""
         return PackedWeight((sum(rows for _, rows in parts), columns), ())
+
+    def heads(self, place: str, name: str, part: HeadPart, columns: int) -> PackedWeight:
+        """See Take."""
+        rows, depth = (columns, part.rows) if part.turned else (part.rows, columns)
+        return PackedWeight((part.heads * rows, depth), (Segment("", rows, None),) * part.heads)
 
     def gain(self, place: str, name: str, width: int) -> NDArray[np.float32]:
         """See Take."""
@@ -186,14 +189,9 @@ class _ShapeRecorder(ProgramRecorder):
 
     def _check_matrix(self, weight: PackedWeight) -> None: ...
 
-    def _check_attention(self, spec: AttentionSpec, at: LayerCache) -> None: ...
+    def _check_place(self, at: LayerCache, kv_heads: int, key_width: int, value_width: int) -> None: ...
 
-    def _check_rope(self, spec: AttentionSpec, rope: RopeTable | None) -> None: ...
-
-
-def _ropes(spec: DecoderSpec) -> Iterable[RopeSpec]:
-    bodies = (b.body for layer in dict.fromkeys(spec.layers) for block in layer.blocks for b in block.branches)
-    return dict.fromkeys(body.rope for body in bodies if isinstance(body, AttentionSpec) and body.rope is not None)
+    def _check_rope(self, spec: RopeSpec | None, rope: RopeTable | None, width: int) -> None: ...
 
 
 def require_fit(config: EngineConfig, source: ModelSource, model: ResolvedModel, available: int) -> Fit:

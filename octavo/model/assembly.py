@@ -1,14 +1,25 @@
 """Walks a DecoderSpec and says which weights it has, of which sizes: once to plan a load, once to put it together."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from octavo.model.blocks.attention import AttentionWeights
+from octavo.model.blocks.latent_attention import LatentWeights
 from octavo.model.blocks.mlp import MlpWeights
 from octavo.model.blocks.norm import NormWeights
-from octavo.model.decoder import BlockWeights, BranchWeights, DecoderWeights, LayerWeights
+from octavo.model.decoder import BlockWeights, BodyWeights, BranchWeights, DecoderWeights, LayerWeights
 from octavo.ops.weight import PackedWeight
-from octavo.spec.decoder import AttentionSpec, BranchSpec, DecoderSpec, DenseMlpSpec, LayerSpec, NormSpec
+from octavo.spec.decoder import (
+    AttentionSpec,
+    Body,
+    BranchSpec,
+    DecoderSpec,
+    DenseMlpSpec,
+    LatentSpec,
+    LayerSpec,
+    NormSpec,
+)
 
 V_co = TypeVar("V_co", covariant=True)
 V = TypeVar("V")
@@ -17,11 +28,30 @@ V = TypeVar("V")
 Part = tuple[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class HeadPart:
+    """Which rows of a stacked matrix are a head's: of the `block` rows that each head has there, `rows` from `first`.
+
+    of: the stacked matrix's canonical name. turned: the head's matrix is the transpose of these rows.
+    """
+
+    of: str
+    heads: int
+    block: int
+    first: int
+    rows: int
+    turned: bool = False
+
+
 class Take(Protocol[V_co]):
     """Gives the weights the walk asks for. `name` is unique in the model; `place` is "" or "layers.{i}."."""
 
     def matrix(self, place: str, name: str, parts: Sequence[Part], columns: int) -> PackedWeight:
         """`parts` stacked along the output axis; `name` is also the canonical name when the file has them stacked."""
+        ...
+
+    def heads(self, place: str, name: str, part: HeadPart, columns: int) -> PackedWeight:
+        """A matrix for every head, one segment each, out of a matrix `part.of` [heads * block, columns]."""
         ...
 
     def gain(self, place: str, name: str, width: int) -> V_co:
@@ -83,16 +113,19 @@ def branch_name(block: int, branch: int, *, last: bool) -> str:
 
 
 def _branch(spec: BranchSpec, take: Take[V], place: str, name: str, hidden: int) -> BranchWeights[V]:
-    body = (
-        _attention(spec.body, take, place, name, hidden)
-        if isinstance(spec.body, AttentionSpec)
-        else _mlp(spec.body, take, place, name, hidden)
-    )
     return BranchWeights(
-        body=body,
+        body=_body(spec.body, take, place, name, hidden),
         norm=_norm(spec.norm, take, place, f"{name}.norm", hidden),
         post_norm=_norm(spec.post_norm, take, place, f"{name}.post_norm", hidden),
     )
+
+
+def _body(spec: Body, take: Take[V], place: str, name: str, hidden: int) -> BodyWeights[V]:
+    if isinstance(spec, AttentionSpec):
+        return _attention(spec, take, place, name, hidden)
+    if isinstance(spec, LatentSpec):
+        return _latent(spec, take, place, name, hidden)
+    return _mlp(spec, take, place, name, hidden)
 
 
 def _attention(spec: AttentionSpec, take: Take[V], place: str, name: str, hidden: int) -> AttentionWeights[V]:
@@ -107,6 +140,30 @@ def _attention(spec: AttentionSpec, take: Take[V], place: str, name: str, hidden
         k_norm=take.gain(place, f"{name}.k_norm", spec.head_dim) if normed else None,
         out=take.matrix(place, f"{name}.out", out, width),
         out_bias=take.bias(place, f"{name}.out", out) if spec.out_bias else None,
+    )
+
+
+def _latent(spec: LatentSpec, take: Take[V], place: str, name: str, hidden: int) -> LatentWeights[V]:
+    def matrix(part: str, rows: int, columns: int) -> PackedWeight:
+        return take.matrix(place, f"{name}.{part}", [(f"{name}.{part}", rows)], columns)
+
+    def bias(part: str, rows: int) -> V | None:
+        return take.bias(place, f"{name}.{part}", [(f"{name}.{part}", rows)]) if spec.bias else None
+
+    up, block = f"{name}.kv_up", spec.nope + spec.value_dim
+    narrow, rank = spec.q_rank is not None, spec.q_rank or 0
+    return LatentWeights(
+        q_down=matrix("q_down", rank, hidden) if narrow else None,
+        q_down_bias=bias("q_down", rank) if narrow else None,
+        q_norm=_norm(spec.q_norm, take, place, f"{name}.q_norm", rank),
+        q=matrix("q", spec.heads * spec.head_dim, rank if narrow else hidden),
+        kv_down=matrix("kv_down", spec.width, hidden),
+        kv_down_bias=bias("kv_down", spec.width),
+        latent_norm=take.gain(place, f"{name}.latent_norm", spec.rank) if spec.latent_norm.weight else None,
+        k_up=take.heads(place, f"{name}.k_up", HeadPart(up, spec.heads, block, 0, spec.nope, turned=True), spec.rank),
+        v_up=take.heads(place, f"{name}.v_up", HeadPart(up, spec.heads, block, spec.nope, spec.value_dim), spec.rank),
+        out=matrix("out", hidden, spec.heads * spec.value_dim),
+        out_bias=bias("out", hidden),
     )
 
 

@@ -9,22 +9,26 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from octavo.model.blocks.attention import AttentionWeights, attention
+from octavo.model.blocks.latent_attention import LatentWeights, latent_attention
 from octavo.model.blocks.mlp import MlpWeights, mlp
 from octavo.model.blocks.norm import NormWeights, normalize
 from octavo.ops.interface import LayerCache, Ops, RopeTable, StepHandles
 from octavo.ops.weight import PackedWeight
-from octavo.spec.decoder import AttentionSpec, BlockSpec, BranchSpec, DecoderSpec, RopeSpec
+from octavo.spec.decoder import BlockSpec, Body, BranchSpec, DecoderSpec, DenseMlpSpec, LatentSpec, RopeSpec
 
 A = TypeVar("A")
 V = TypeVar("V")
 I = TypeVar("I")  # noqa: E741  integers
 
 
+BodyWeights = AttentionWeights[V] | LatentWeights[V] | MlpWeights[V]
+
+
 @dataclass(frozen=True, slots=True)
 class BranchWeights(Generic[V]):
     """Weights of one branch, in the spec's order."""
 
-    body: AttentionWeights[V] | MlpWeights[V]
+    body: BodyWeights[V]
     norm: NormWeights[V] | None = None
     post_norm: NormWeights[V] | None = None
 
@@ -151,12 +155,27 @@ class Decoder(Generic[V]):
     ) -> A:
         """scale * post_norm(body(norm(x)))."""
         h = normalize(ops, spec.norm, weights.norm, x)
-        if isinstance(spec.body, AttentionSpec):
-            assert isinstance(weights.body, AttentionWeights)
-            rope = None if spec.body.rope is None else self._ropes[spec.body.rope]
-            y = attention(ops, spec.body, weights.body, h, step.positions, self._caches[layer], rope)
-        else:
-            assert isinstance(weights.body, MlpWeights)
-            y = mlp(ops, spec.body, weights.body, h)
+        y = self._body(ops, spec.body, weights.body, h, step, layer)
         y = normalize(ops, spec.post_norm, weights.post_norm, y)
         return ops.scale(y, spec.scale) if spec.scale != 1.0 else y
+
+    def _body(
+        self,
+        ops: Ops[A, V, I],
+        spec: Body,
+        weights: BodyWeights[V],
+        x: A,
+        step: StepHandles[I],
+        layer: int,
+    ) -> A:
+        """What a branch computes, without its norms."""
+        if isinstance(spec, DenseMlpSpec):
+            assert isinstance(weights, MlpWeights)
+            return mlp(ops, spec, weights, x)
+        cache = self._caches[layer]
+        rope = None if spec.rope is None else self._ropes[spec.rope]
+        if isinstance(spec, LatentSpec):
+            assert isinstance(weights, LatentWeights)
+            return latent_attention(ops, spec, weights, x, step.positions, cache, rope)
+        assert isinstance(weights, AttentionWeights)
+        return attention(ops, spec, weights, x, step.positions, cache, rope)

@@ -236,7 +236,7 @@ def cache_key(fingerprint: str, plan: LoadPlan) -> str:
     for matrix in plan.matrices:
         for part in matrix.slices:
             described = (part.tensor.name, part.tensor.format, part.source, part.start, part.rows, part.format)
-            digest.update(f"{matrix.name} {matrix.columns} {described} {part.head_rows}".encode())
+            digest.update(f"{matrix.name} {matrix.columns} {described} {part.pairs} {part.turned}".encode())
     return digest.hexdigest()
 
 

@@ -4,19 +4,20 @@ Everything that does not fit is collected and reported together.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import CheckpointError, OctavoError
-from octavo.model.assembly import Part, assemble
+from octavo.model.assembly import HeadPart, Part, assemble
 from octavo.model.families.table import Source, WeightTable
 from octavo.ops.weight import PackedWeight, StoredTensor
 from octavo.quantization.format import FORMATS, check_computable
 from octavo.quantization.gguf_blocks import bf16_from_f32, dequantize
-from octavo.spec.decoder import AttentionSpec, DecoderSpec
+from octavo.spec.decoder import AttentionSpec, DecoderSpec, LatentSpec
 
 # Rows of a large tensor are read in slices of about this size: bounds what a load needs beyond the weights.
 SLICE_BYTES = 16 << 20
@@ -26,8 +27,31 @@ _SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
+class Pairs:
+    """Rotary pairs that stand side by side: of each `head` rows those from `first` on. head 0: none."""
+
+    head: int = 0
+    first: int = 0
+
+    def undo(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Rows (or elements, without further axes), the first of each pair before the second ones."""
+        if not self.head:
+            return rows
+        heads = rows.reshape(-1, self.head, *rows.shape[1:])
+        paired = heads[:, self.first :].reshape(len(heads), -1, 2, *rows.shape[1:])
+        halves = paired.swapaxes(1, 2).reshape(len(heads), -1, *rows.shape[1:])
+        return np.concatenate([heads[:, : self.first], halves], axis=1).reshape(rows.shape)
+
+
+NO_PAIRS = Pairs()
+
+
+@dataclass(frozen=True, slots=True)
 class Slice:
-    """Rows `start .. start + rows` of a tensor, as they will be packed: [rows, columns] in `format`."""
+    """Rows `start .. start + rows` of a tensor, as they will be packed: [rows, columns] in `format`.
+
+    turned: it is the transpose of the rows `start .. start + columns`.
+    """
 
     tensor: StoredTensor
     source: Source
@@ -35,7 +59,8 @@ class Slice:
     rows: int
     columns: int
     format: str
-    head_rows: int = 0  # rows of a head to be unpaired; 0: none
+    pairs: Pairs = NO_PAIRS
+    turned: bool = False
 
     def read(self) -> StoredTensor:
         """The rows, transformed and converted; a view of the file where nothing is to be done."""
@@ -43,11 +68,18 @@ class Slice:
         if self.source.transpose:
             stored = _transposed(stored)
         bytes_a_row = stored.data.nbytes // stored.shape[0]
-        rows = stored.data.reshape(-1, bytes_a_row)[self.start : self.start + self.rows]
-        if self.head_rows:
-            rows = rows.reshape(-1, self.head_rows // 2, 2, bytes_a_row).swapaxes(1, 2)
-        shape = (self.rows, self.columns)
-        return _converted(StoredTensor(name, stored.format, shape, np.ascontiguousarray(rows).reshape(-1)), self.format)
+        shape = (self.columns, self.rows) if self.turned else (self.rows, self.columns)
+        rows = stored.data.reshape(-1, bytes_a_row)[self.start : self.start + shape[0]]
+        rows = self.pairs.undo(rows)
+        part = StoredTensor(name, stored.format, shape, np.ascontiguousarray(rows).reshape(-1))
+        return _converted(_transposed(part) if self.turned else part, self.format)
+
+    @property
+    def stored_bytes(self) -> int:
+        """What it takes in the file."""
+        if self.source.transpose:
+            return self.tensor.data.nbytes
+        return self.tensor.data.nbytes // self.tensor.shape[0] * (self.columns if self.turned else self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +98,18 @@ class MatrixPlan:
 
 @dataclass(frozen=True, slots=True)
 class VectorPlan:
-    """One float32 vector: tensors one after the other. `head_rows` as in Slice, for each tensor."""
+    """One float32 vector: tensors one after the other, each with its `pairs`."""
 
     name: str
     tensors: tuple[StoredTensor, ...]
     add: float = 0.0
-    head_rows: tuple[int, ...] = ()
+    pairs: tuple[Pairs, ...] = ()
 
     def read(self) -> NDArray[np.float32]:
         """The values; a copy."""
         parts: list[NDArray[np.float32]] = []
-        for tensor, head_rows in zip(self.tensors, self.head_rows, strict=True):
-            values = dequantize(tensor.format, tensor.data, tensor.shape)
-            if head_rows:
-                values = np.ascontiguousarray(values.reshape(-1, head_rows // 2, 2).swapaxes(1, 2)).reshape(-1)
-            parts.append(values)
+        for tensor, pairs in zip(self.tensors, self.pairs, strict=True):
+            parts.append(pairs.undo(dequantize(tensor.format, tensor.data, tensor.shape).reshape(-1)))
         return (np.concatenate(parts) + np.float32(self.add)).astype(np.float32, copy=False)
 
 
@@ -145,8 +174,17 @@ class _Planner:
                 continue
             shape = (columns, rows) if source.transpose else (rows + source.first_row, columns)
             if self._fits(tensor, shape) and self._usable(tensor, source):
-                slices += self._slices(source, tensor, rows, columns, self._head_rows(place, part, source))
+                slices += self._slices(source, tensor, rows, columns, self._pairs(place, part, source))
         self.matrices.append(MatrixPlan(f"{place}{name}", columns, tuple(slices)))
+        return PackedWeight((0, 0), ())
+
+    def heads(self, place: str, name: str, part: HeadPart, columns: int) -> PackedWeight:
+        """See Take; the result is empty, only the plan counts."""
+        source, tensor = self._find(place, part.of, ".weight")
+        slices: list[Slice] = []
+        if source is not None and tensor is not None and self._fits(tensor, (part.heads * part.block, columns)):
+            slices = self._head_slices(source, tensor, part, columns)
+        self.matrices.append(MatrixPlan(f"{place}{name}", part.rows if part.turned else columns, tuple(slices)))
         return PackedWeight((0, 0), ())
 
     def gain(self, place: str, name: str, width: int) -> None:
@@ -154,18 +192,18 @@ class _Planner:
         source, tensor = self._find(place, name, ".weight")
         if source is not None and tensor is not None and self._fits(tensor, (width,)) and self._is_float(tensor):
             add = 1.0 if source.add_one else 0.0
-            self.vectors.append(VectorPlan(f"{place}{name}.weight", (tensor,), add, (0,)))
+            self.vectors.append(VectorPlan(f"{place}{name}.weight", (tensor,), add, (NO_PAIRS,)))
 
     def bias(self, place: str, name: str, parts: Sequence[Part]) -> None:
         """See Take."""
         tensors: list[StoredTensor] = []
-        head_rows: list[int] = []
+        pairs: list[Pairs] = []
         for part, rows in self._stacked_or_single(place, name, parts):
             source, tensor = self._find(place, part, ".bias")
             if source is not None and tensor is not None and self._fits(tensor, (rows,)) and self._is_float(tensor):
                 tensors.append(tensor)
-                head_rows.append(self._head_rows(place, part, source))
-        self.vectors.append(VectorPlan(f"{place}{name}.bias", tuple(tensors), 0.0, tuple(head_rows)))
+                pairs.append(self._pairs(place, part, source))
+        self.vectors.append(VectorPlan(f"{place}{name}.bias", tuple(tensors), 0.0, tuple(pairs)))
 
     def find_surplus(self) -> None:
         """Note every tensor that nothing asked for and the table does not know. A tied model may hold a head."""
@@ -243,27 +281,44 @@ class _Planner:
             self._problems.unusable.append(f"{tensor.name} is {tensor.format}; a vector of floats is needed")
         return usable
 
-    def _head_rows(self, place: str, name: str, source: Source) -> int:
-        """Rows of a head whose rotary pairs must be taken apart."""
+    def _pairs(self, place: str, name: str, source: Source) -> Pairs:
+        """The rotary pairs of a module's rows that must be taken apart."""
         if not source.unpair:
-            return 0
+            return NO_PAIRS
         for block in self._spec.layers[int(place.split(".")[1])].blocks:
             for branch in block.branches:
                 if isinstance(branch.body, AttentionSpec):
-                    return branch.body.head_dim
-        return 0
+                    return Pairs(branch.body.head_dim)
+                if isinstance(branch.body, LatentSpec):
+                    down = name.endswith("kv_down")
+                    first = branch.body.rank if down else branch.body.nope
+                    return Pairs(first + branch.body.rope_dim, first)
+        return NO_PAIRS
 
-    def _slices(self, source: Source, tensor: StoredTensor, rows: int, columns: int, head_rows: int) -> list[Slice]:
-        """The rows of a tensor, cut where it is large."""
+    def _format(self, tensor: StoredTensor) -> str:
+        """What a matrix will be stored as."""
         is_float = FORMATS[tensor.format].role == "float"
-        format = self._dtype if self._dtype is not None and is_float else tensor.format
+        return self._dtype if self._dtype is not None and is_float else tensor.format
+
+    def _head_slices(self, source: Source, tensor: StoredTensor, part: HeadPart, columns: int) -> list[Slice]:
+        """A slice a head. Block formats run along a row: they cannot be turned."""
+        if not self._usable(tensor, replace(source, transpose=part.turned)):
+            return []
+        rows, depth = (columns, part.rows) if part.turned else (part.rows, columns)
+        starts = range(part.first, part.heads * part.block, part.block)
+        format = self._format(tensor)
+        return [Slice(tensor, source, at, rows, depth, format, turned=part.turned) for at in starts]
+
+    def _slices(self, source: Source, tensor: StoredTensor, rows: int, columns: int, pairs: Pairs) -> list[Slice]:
+        """The rows of a tensor, cut where it is large."""
+        format = self._format(tensor)
         bytes_a_row = max(tensor.data.nbytes // (rows + source.first_row), 1)
-        grain = _ROW_GRAIN * max(head_rows, 1)
+        grain = _ROW_GRAIN * max(pairs.head, 1)
         step = max(SLICE_BYTES // bytes_a_row // grain * grain, grain)
         if source.transpose or rows < 2 * step:
             step = rows
         return [
-            Slice(tensor, source, source.first_row + start, min(step, rows - start), columns, format, head_rows)
+            Slice(tensor, source, source.first_row + start, min(step, rows - start), columns, format, pairs)
             for start in range(0, rows, step)
         ]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from octavo.errors import CheckpointError
-from octavo.model.assembly import Part, assemble
+from octavo.model.assembly import HeadPart, Part, assemble
 from octavo.model.decoder import DecoderWeights
 from octavo.model.rope import rope_tables
 from octavo.model.source import ModelSource
@@ -15,7 +15,7 @@ from octavo.model.weight_plan import LoadPlan, MatrixPlan, VectorPlan, describe,
 from octavo.ops.interface import RopeTable
 from octavo.ops.weight import PackedWeight, Packer, Segment, StoredTensor
 from octavo.quantization.gguf_blocks import first_invalid_row
-from octavo.spec.decoder import AttentionSpec, DecoderSpec, RopeSpec
+from octavo.spec.decoder import DecoderSpec, RopeSpec
 
 V = TypeVar("V")
 
@@ -69,13 +69,9 @@ def load_decoder(
 def build_ropes(spec: DecoderSpec, positions: int, packer: Packer) -> dict[RopeSpec, RopeTable]:
     """The table of every RopeSpec that occurs, `positions` rows each."""
     ropes: dict[RopeSpec, RopeTable] = {}
-    for layer in dict.fromkeys(spec.layers):
-        for block in layer.blocks:
-            for branch in block.branches:
-                rope = branch.body.rope if isinstance(branch.body, AttentionSpec) else None
-                if rope is not None and rope not in ropes:
-                    cos, sin = (_shaped(packer, table) for table in rope_tables(rope, positions))
-                    ropes[rope] = RopeTable(rope.width, cos, sin)
+    for rope in spec.ropes:
+        cos, sin = (_shaped(packer, table) for table in rope_tables(rope, positions))
+        ropes[rope] = RopeTable(rope.width, cos, sin)
     return ropes
 
 
@@ -188,6 +184,9 @@ class _Loaded:
         self._vectors = vectors
 
     def matrix(self, place: str, name: str, parts: Sequence[Part], columns: int) -> PackedWeight:
+        return self._matrices[f"{place}{name}"]
+
+    def heads(self, place: str, name: str, part: HeadPart, columns: int) -> PackedWeight:
         return self._matrices[f"{place}{name}"]
 
     def gain(self, place: str, name: str, width: int) -> Any:

@@ -51,6 +51,7 @@ class CacheShape:
     head_dim: int = 16
     layers: int = 1
     tables: NDArray[np.int32] = field(default_factory=lambda: np.zeros((1, 1, 1), np.int32))
+    value_dim: int | None = None  # None: as head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,14 +290,14 @@ def _attention(label: str, spec: AttentionSpec, dtype: str, block_size: int = 16
     shape = CacheShape(dtype, block_size, tables.size, spec.kv_heads, spec.head_dim, 2, tables)
 
     def run(device: Device) -> list[NDArray[Any]]:
-        rope = None if spec.rope is None else _rope(device, spec.rope)
+        rope = None if spec.rope is None else rope_of(device, spec.rope)
         gains = (None, None)
         if spec.qk_norm is not None:
             gains = (device.put(1 + numbers(20, spec.head_dim, scale=0.1)), device.put(numbers(21, spec.head_dim)))
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
         results: list[NDArray[Any]] = []
         for number, rows in enumerate(_STEPS):
-            ops, step = device.begin(Scene(_spans(rows)))
+            ops, step = device.begin(Scene(spans_of(rows)))
             qkv = device.put(numbers(30 + number, sum(count for _, _, count in rows), width))
             q = ops.qkv_rope_cache(qkv, spec, LayerCache(1, 1), step.positions, rope, *gains)
             results += [device.get(q), device.get(ops.paged_attention(q, spec, LayerCache(1, 1)))]
@@ -305,17 +306,18 @@ def _attention(label: str, spec: AttentionSpec, dtype: str, block_size: int = 16
     return Case("attention", label, run, tolerance, shape)
 
 
-def _spans(rows: Sequence[tuple[int, int, int]]) -> tuple[Span, ...]:
+def spans_of(rows: Sequence[tuple[int, int, int]]) -> tuple[Span, ...]:
+    """Sequences one after the other, each (slot, start, count)."""
     spans: list[Span] = []
     for slot, start, count in rows:
         spans.append(Span(sum(span.count for span in spans), count, start, slot))
     return tuple(spans)
 
 
-def _rope(device: Device, spec: RopeSpec) -> RopeTable:
-    """Plain rotary tables of 128 positions."""
+def rope_of(device: Device, spec: RopeSpec, positions: int = 128) -> RopeTable:
+    """Plain rotary tables."""
     half = spec.width // 2
-    angles = np.outer(np.arange(128), spec.theta ** (-np.arange(half) / half))
+    angles = np.outer(np.arange(positions), spec.theta ** (-np.arange(half) / half))
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     return RopeTable(spec.width, device.put(cos), device.put(sin))
 

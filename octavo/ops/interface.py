@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from octavo.flow.request import Sampling
 from octavo.ops.weight import PackedWeight
 from octavo.spec.decoder import Activation as ActivationKind
-from octavo.spec.decoder import AttentionSpec
+from octavo.spec.decoder import AttentionSpec, LatentSpec
 
 A = TypeVar("A")
 V = TypeVar("V", contravariant=True)
@@ -86,7 +86,7 @@ class StepHandles(Protocol[Handle]):
 
 
 class Ops(Protocol[A, V, I]):
-    """The interface. 15 ops; composition does the rest."""
+    """The interface. 18 ops; composition does the rest."""
 
     def embed(self, ids: I, table: PackedWeight) -> A:
         """Rows of `table` [vocab, width]: ids [T] -> [T, width]. Also used for learned positions."""
@@ -142,6 +142,38 @@ class Ops(Protocol[A, V, I]):
         """Opaque. softmax(scale * q.k, softcapped, causal, inside window and chunk) . v over each row's own sequence.
 
         q [T, heads * head_dim] -> [T, heads * head_dim].  Source: Kwon et al. 2023, arXiv:2309.06180.
+        """
+        ...
+
+    def head_linear(self, x: A, weight: PackedWeight) -> A:
+        """A matrix of its own for every head: [T, heads * stride] -> [T, heads * out].
+
+        `weight` has one segment a head, [out, in] each, stacked to [heads * out, in]; the first `in` of a head's
+        `stride` elements are taken. Rounding and sums are as in `linear`.
+        """
+        ...
+
+    def latent_cache(
+        self,
+        q: A,
+        kv: A,
+        spec: LatentSpec,
+        cache: LayerCache,
+        positions: I,
+        rope: RopeTable | None,
+        gain: V | None,
+    ) -> A:
+        """Opaque. Norm the latent, the first `rank` elements of kv [T, rank + rope]; rotate the rest; write both into
+        the cache at their positions; return q [T, heads * (nope + rope)] with the last `rope` elements of every head
+        rotated."""
+        ...
+
+    def latent_attention(self, latent: A, q: A, spec: LatentSpec, cache: LayerCache) -> A:
+        """Opaque. softmax(scale * (latent.c + rotated q.k), causal) . c over each row's own sequence, where c is the
+        kept latent and k the kept rotated key of a token.
+
+        latent [T, heads * rank], queries in the latent space; q as `latent_cache` gave it -> [T, heads * rank].
+        Source: DeepSeek-V2, arXiv:2405.04434, section 2.1, with the projections up absorbed in queries and outputs.
         """
         ...
 

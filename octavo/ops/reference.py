@@ -18,7 +18,7 @@ from octavo.ops.interface import LayerCache, RopeTable, RowRules
 from octavo.ops.philox import uniform
 from octavo.ops.weight import PackedWeight
 from octavo.spec.decoder import Activation as ActivationKind
-from octavo.spec.decoder import AttentionSpec
+from octavo.spec.decoder import AttentionSpec, LatentSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +152,53 @@ class ReferenceOps:
             first = _first_key(spec, span.start)
             k, v = self._store.read(cache, span.slot, first, end)
             out[part] = _attend(q[part], k, v, spec, span.start, first)
+        return out
+
+    # --- latent attention ---
+
+    def head_linear(self, x: Tensor, weight: PackedWeight) -> Tensor:
+        heads = x.view(x.shape[0], len(weight.segments), -1)[..., : weight.shape[1]].unbind(dim=1)
+        parts = [
+            self.linear(head, PackedWeight((segment.rows, weight.shape[1]), (segment,)))
+            for head, segment in zip(heads, weight.segments, strict=True)
+        ]
+        return torch.cat(parts, dim=-1)
+
+    def latent_cache(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        spec: LatentSpec,
+        cache: LayerCache,
+        positions: Tensor,
+        rope: RopeTable | None,
+        gain: Tensor | None,
+    ) -> Tensor:
+        assert self._store is not None, "attention needs a cache"
+        tokens = q.shape[0]
+        latent, key = kv.unsqueeze(1).split([spec.rank, spec.rope_dim], dim=-1)
+        plain, turned = q.view(tokens, spec.heads, spec.head_dim).split([spec.nope, spec.rope_dim], dim=-1)
+        latent = self.rms_norm(latent, gain, spec.latent_norm.eps)
+        if rope is not None:
+            key, turned = _rotate(key, rope, positions), _rotate(turned, rope, positions)
+        kept = torch.cat([latent, key], dim=-1)
+        for span in self._spans:
+            part = slice(span.first, span.first + span.count)
+            self._store.write(cache, span.slot, span.start, kept[part], kept[part, :, :0])
+        return torch.cat([plain, turned], dim=-1).reshape(tokens, -1)
+
+    def latent_attention(self, latent: Tensor, q: Tensor, spec: LatentSpec, cache: LayerCache) -> Tensor:
+        assert self._store is not None, "attention needs a cache"
+        out = torch.zeros_like(latent)
+        turned = q.view(-1, spec.heads, spec.head_dim)[..., spec.nope :]
+        queries = torch.cat([latent.view(-1, spec.heads, spec.rank), turned], dim=-1)
+        for span in self._spans:
+            part = slice(span.first, span.first + span.count)
+            kept = self._store.read(cache, span.slot, 0, span.start + span.count)[0][:, 0]
+            scores = torch.einsum("thd,sd->hts", queries[part], kept) * spec.scale
+            visible = torch.arange(kept.shape[0]) <= torch.arange(span.start, span.start + span.count).unsqueeze(1)
+            weights = torch.softmax(scores.masked_fill(~visible, -math.inf), dim=-1)
+            out[part] = torch.einsum("hts,sd->thd", weights, kept[:, : spec.rank]).reshape(span.count, -1)
         return out
 
     # --- sampling ---

@@ -131,6 +131,42 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentSpec:
+    """Multi-head latent attention, DeepSeek-V2, arXiv:2405.04434, section 2.1: keys and values of all heads are
+    projections of one latent vector a token, which is all that is kept, with one rotated key that the heads share.
+
+    A head's query has `nope` elements without rotation, then `rope` rotated ones; its value has `value_dim`.
+    """
+
+    heads: int
+    nope: int
+    rope_dim: int
+    value_dim: int
+    rank: int  # elements of the latent
+    scale: float  # multiplies q.k
+    rope: RopeSpec | None
+    latent_norm: NormSpec
+    q_rank: int | None = None  # queries come through a vector of so many elements, normed by `q_norm`
+    q_norm: NormSpec | None = None
+    bias: bool = False  # on the projections down to the latents, and on the output
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head's query."""
+        return self.nope + self.rope_dim
+
+    @property
+    def width(self) -> int:
+        """Elements kept of a token."""
+        return self.rank + self.rope_dim
+
+    @property
+    def cache_needs(self) -> tuple[CacheNeed, ...]:
+        """One vector a token, key and value at once."""
+        return (CacheNeed("latent", 1, self.width),)
+
+
+@dataclass(frozen=True, slots=True)
 class DenseMlpSpec:
     """down(act(gate(x)) * up(x)) when gated, else down(act(up(x)))."""
 
@@ -140,7 +176,8 @@ class DenseMlpSpec:
     bias: bool = False
 
 
-Body = AttentionSpec | DenseMlpSpec
+Mixer = AttentionSpec | LatentSpec
+Body = Mixer | DenseMlpSpec
 
 
 # --- assembly --------------------------------------------------------------------------------------------------------
@@ -223,6 +260,15 @@ class DecoderSpec:
     def vocab(self) -> int:
         """Number of logits."""
         return self.embedding.vocab
+
+    @property
+    def ropes(self) -> tuple[RopeSpec, ...]:
+        """Every RopeSpec that occurs, once."""
+        bodies = (
+            branch.body for layer in dict.fromkeys(self.layers) for block in layer.blocks for branch in block.branches
+        )
+        found = (body.rope for body in bodies if isinstance(body, AttentionSpec | LatentSpec))
+        return tuple(dict.fromkeys(rope for rope in found if rope is not None))
 
 
 def sequential(mixer: Body, mlp: Body, norm: NormSpec, post_norm: NormSpec | None = None) -> LayerSpec:

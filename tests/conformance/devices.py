@@ -108,7 +108,7 @@ class NativeDevice:
 def native_cache(native: NativeLibrary, shape: CacheShape) -> NativeCache:
     """A pool of NaN."""
     code = CACHE_FORMAT_OF_DTYPE[shape.dtype]
-    layer = native.cache_layer_bytes(code, shape.kv_heads, shape.head_dim, shape.block_size)
+    layer = native.cache_layer_bytes(code, shape.kv_heads, shape.head_dim, shape.block_size, shape.value_dim)
     page = -(-layer * shape.layers // 64) * 64
     pool = aligned_bytes(page * shape.blocks)
     pool[:] = 0xFF

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from octavo.ops.conformance import FORMATS, Case, Scene, cases, numbers, stored
+from octavo.ops.conformance_mixers import mixer_cases
 from tests.conformance.devices import ISAS, NativeDevice, ReferenceDevice
 
-CASES = cases()
+CASES = [*cases(), *mixer_cases()]
 
 
 @cache

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.cache.layout import groups_for
+from octavo.cache.layout import groups_for, layer_needs
 from octavo.errors import InternalError
 from octavo.execution.slots import SlotTable
 from octavo.execution.step_inputs import build_inputs
@@ -77,15 +77,11 @@ def test_a_program_is_its_ops_one_by_one(name):
     inputs = inputs_of(spec, table)
     whole = native_runner(BEST, spec, table).logits(inputs)
     native = library(BEST)
-    largest = max(
-        native.cache_layer_bytes(1, body.kv_heads, body.head_dim, 16)
-        for layer in spec.layers
-        for block in layer.blocks
-        for body in (branch.body for branch in block.branches)
-        if isinstance(body, AttentionSpec)
+    layer_bytes = (
+        native.cache_layer_bytes(1, n.kv_heads, n.key_width, 16, n.value_width) for n in layer_needs(spec).values()
     )
     cache = native_cache(native, CacheShape("float16", 16, 256, 4, 16, 3, table.tables))
-    assert cache.page_bytes >= largest
+    assert cache.page_bytes >= max(layer_bytes)
     step = NativeStep(8)
     step.set_tokens(inputs.token_ids, inputs.positions, inputs.query_starts, inputs.slots)
     step.set_rows(inputs.sampled_rows, inputs.sampling)

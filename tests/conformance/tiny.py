@@ -26,6 +26,7 @@ from octavo.spec.decoder import (
     DenseMlpSpec,
     EmbeddingSpec,
     HeadSpec,
+    LatentSpec,
     NormSpec,
     RopeSpec,
     parallel,
@@ -53,7 +54,11 @@ LLAMA = sequential(_attention(), SILU, RMS)
 WINDOWED = sequential(_attention(window=20, qk_norm=RMS), SILU, RMS, RMS)
 FULL = sequential(_attention(qk_norm=RMS, softcap=20.0), SILU, RMS, RMS)
 GPT = sequential(_attention(kv_heads=4, rope=None, qkv_bias=True, out_bias=True), GELU, LAYER)
+LATENT = sequential(
+    LatentSpec(6, 32, 8, 16, 32, 0.2, RopeSpec(10000.0, 8), RMS, q_rank=64, q_norm=RMS, bias=True), SILU, RMS
+)
 SPECS = {
+    "latent": _decoder(LATENT, LATENT),
     "llama": _decoder(LLAMA, LLAMA),
     "gemma": _decoder(
         WINDOWED, WINDOWED, FULL, embedding=EmbeddingSpec(VOCAB, HIDDEN, scale=8.0), head=HeadSpec(True, softcap=30.0)
@@ -82,6 +87,10 @@ class RandomTake:
             ]
         )
 
+    def heads(self, place, name, part, columns):
+        rows, depth = (columns, part.rows) if part.turned else (part.rows, columns)
+        return self.matrix(place, name, [(f"{name}.{head}", rows) for head in range(part.heads)], depth)
+
     def gain(self, place, name, width):
         return self._packer.vector(1 + numbers(zlib.crc32(f"{place}{name}".encode()), width, scale=0.1))
 
@@ -93,13 +102,9 @@ class RandomTake:
 def decoder(spec, packer, format=None):
     """A Decoder with random weights; `format` of all its matrices, or a mix."""
     tables = {}
-    for layer in spec.layers:
-        for block in layer.blocks:
-            for branch in block.branches:
-                rope = getattr(branch.body, "rope", None)
-                if rope is not None and rope not in tables:
-                    cos, sin = (packer.vector(t).reshape(t.shape) for t in rope_tables(rope, MAX_LEN))
-                    tables[rope] = RopeTable(rope.width, cos, sin)
+    for rope in spec.ropes:
+        cos, sin = (packer.vector(t).reshape(t.shape) for t in rope_tables(rope, MAX_LEN))
+        tables[rope] = RopeTable(rope.width, cos, sin)
     return Decoder(spec, assemble(spec, RandomTake(packer, format)), layer_caches(spec, groups_for(spec)), tables)
 
 
@@ -111,7 +116,9 @@ def native_runner(isa, spec, table, *, threads=2, tokens=128, rows=8, dtype="flo
     native, threads_of = library(isa), team(isa, threads)
     code = CACHE_FORMAT_OF_DTYPE[dtype]
     size = page_bytes(
-        spec, groups_for(spec), lambda n: native.cache_layer_bytes(code, n.kv_heads, n.key_width, BLOCK_SIZE)
+        spec,
+        groups_for(spec),
+        lambda n: native.cache_layer_bytes(code, n.kv_heads, n.key_width, BLOCK_SIZE, n.value_width),
     )
     storage = CpuStorage(256, size)
     storage.page(slice(None))[:] = 0xFF  # NaN: reading what nobody wrote shows

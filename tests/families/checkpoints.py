@@ -6,6 +6,8 @@ import gguf
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma3TextConfig,
     GPT2Config,
     GraniteConfig,
@@ -58,6 +60,9 @@ GRANITE = {
 }
 GPT2 = {"vocab_size": 256, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
 GPT2 |= {"bos_token_id": 1, "eos_token_id": 2}
+LATENT = BASE | {"num_key_value_heads": 4, "first_k_dense_replace": 2, "kv_lora_rank": 24, "v_head_dim": 20}
+LATENT |= {"qk_nope_head_dim": 12, "qk_rope_head_dim": 8}
+DEEPSEEK_YARN = {**YARN, "mscale": 0.707, "mscale_all_dim": 0.9}
 
 CONFIGS = {
     "llama": lambda: LlamaConfig(**BASE, head_dim=16),
@@ -90,6 +95,10 @@ CONFIGS = {
     "opt": lambda: OPTConfig(**OPT),
     "opt-350m": lambda: OPTConfig(**OPT, word_embed_proj_dim=32, do_layer_norm_before=False),
     "gpt2": lambda: GPT2Config(**GPT2),
+    "deepseek2": lambda: DeepseekV2Config(**LATENT, q_lora_rank=None),
+    "deepseek3-yarn": lambda: DeepseekV3Config(
+        **LATENT, q_lora_rank=40, attention_bias=True, rope_parameters=dict(DEEPSEEK_YARN)
+    ),
     "gpt2-by-layer": lambda: GPT2Config(**GPT2, n_inner=96, scale_attn_by_inverse_layer_idx=True),
 }
 

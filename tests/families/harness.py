@@ -68,7 +68,9 @@ def _native_runner(source, groups, table, options):
     team = ThreadTeam(library, 2)
     code = CACHE_FORMAT_OF_DTYPE["float32"]
     size = page_bytes(
-        source.spec, groups, lambda n: library.cache_layer_bytes(code, n.kv_heads, n.key_width, BLOCK_SIZE)
+        source.spec,
+        groups,
+        lambda n: library.cache_layer_bytes(code, n.kv_heads, n.key_width, BLOCK_SIZE, n.value_width),
     )
     storage = CpuStorage(BLOCKS, size)
     cache = storage.cache("float32", BLOCK_SIZE, table.tables)

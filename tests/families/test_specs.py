@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from octavo.errors import OctavoError, UnsupportedError
-from octavo.model.families import gemma3, gpt2, granite, llama, opt, qwen2, qwen3
+from octavo.model.families import deepseek, gemma3, gpt2, granite, llama, opt, qwen2, qwen3
 from octavo.model.families.catalog import FAMILIES, GGUF_TABLE, TABLE, family_name
 from octavo.model.rope import rope_tables
 from octavo.ops.weight import StoredTensor
@@ -105,6 +105,30 @@ def test_opt_and_gpt2_defaults():
         gpt2.read_spec({"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100, "add_cross_attention": True})
 
 
+def test_deepseek_defaults_refusals_and_yarn():
+    dense = {**MINIMAL, "first_k_dense_replace": 12}
+    longer = {"max_position_embeddings": 2560}
+    spec = deepseek.read_spec(dense)
+    body = attention(spec)
+    assert (body.q_rank, body.rank, body.nope, body.rope_dim, body.value_dim) == (1536, 512, 128, 64, 128)
+    assert body.scale == pytest.approx(192**-0.5)
+    assert (spec.max_positions, deepseek.read_spec({**dense, "model_type": "deepseek_v3"}).max_positions) == (
+        2048,
+        4096,
+    )
+    assert attention(deepseek.read_spec({**dense, "q_lora_rank": None})).q_norm is None
+    scaling = {"rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    scaled = attention(deepseek.read_spec({**dense, "rope_scaling": scaling, **longer}))
+    assert scaled.scale == pytest.approx(192**-0.5 * (0.1 * np.log(40.0) + 1) ** 2)
+    assert scaled.rope.scaling.attention_factor == 1.0
+    with pytest.raises(UnsupportedError, match="layers 0 to 11 have experts"):
+        deepseek.read_spec(MINIMAL)
+    with pytest.raises(UnsupportedError, match="layers 3 to 11 have experts"):
+        deepseek.read_spec({**MINIMAL, "architectures": ["DeepseekV3ForCausalLM"]})
+    with pytest.raises(UnsupportedError, match="rope_interleave"):
+        deepseek.read_spec({**dense, "rope_interleave": False})
+
+
 JUNK = (None, 0, -1, 1, 1.5, 1 << 70, float("nan"), "", "x", True, [], [[1]], {}, {"rope_type": 3})
 JUNK += ({"sliding_attention": 1}, {"rope_type": "yarn"}, {"rope_type": "longrope", "factor": 2})
 
@@ -116,13 +140,16 @@ def test_whatever_a_config_says_the_answer_is_a_spec_or_a_clear_error(family):
     others = "rope_theta rope_scaling rope_parameters sliding_window sliding_window_pattern layer_types head_dim"
     others += " partial_rotary_factor rotary_dim num_key_value_heads use_sliding_window max_window_layers text_config"
     others += " hidden_act hidden_activation activation_function tie_word_embeddings query_pre_attn_scalar dtype"
+    others += " first_k_dense_replace q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"
     others += " attention_multiplier embedding_multiplier residual_multiplier logits_scaling"
     others += " max_position_embeddings word_embed_proj_dim attention_bias rms_norm_eps model_type architectures"
     base = {**MINIMAL, **gpt, "ffn_dim": 64}
     for key in (*base, *others.split()):
         for junk in JUNK:
             with contextlib.suppress(OctavoError):
-                spec = family.read_spec({**base, "num_hidden_layers": 1, "n_layer": 1, key: junk})
+                spec = family.read_spec(
+                    {**base, "num_hidden_layers": 1, "n_layer": 1, "first_k_dense_replace": 1, key: junk}
+                )
                 rope = spec.layers[0].blocks[0].branches[0].body.rope
                 if rope is not None and rope.width < 1000:
                     assert np.isfinite(rope_tables(rope, 4)[0]).all()
@@ -149,7 +176,7 @@ def test_whatever_gguf_metadata_say_the_answer_is_a_spec_or_a_clear_error(arch):
 
 
 def test_the_catalog_lists_every_family_once():
-    names = ["llama", "qwen2", "qwen3", "gemma3", "granite", "opt", "gpt2"]
+    names = ["llama", "qwen2", "qwen3", "gemma3", "granite", "opt", "gpt2", "deepseek"]
     assert [family_name(family) for family in FAMILIES] == names
     assert len(TABLE) == sum(len(family.ARCHITECTURES) for family in FAMILIES)
     assert len(GGUF_TABLE) == sum(len(family.GGUF_ARCHITECTURES) for family in FAMILIES)

@@ -56,6 +56,13 @@ typedef struct {
  *   SELECT_ROWS     out[R, width] = in0[sampled_rows]
  *   PROCESS_LOGITS  out = rules of each row applied to in0   (out may be in0's buffer only if no row asks for logprobs)
  *   SAMPLE          draws from in0; log-probabilities of in1
+ *   LATENT_CACHE    out = in0 = q [heads][nope + rope], the last rope of each head rotated.   in1 = kv [rank + rope]: normed
+ *                   latent and rotated key go to the cache.  i[1] heads i[2] nope i[3] rope i[4] rank i[5] group i[6] layer index
+ *                                                         f[0] eps  p[0] cos p[1] sin (null: no rotation) p[2] gain (null: 1)
+ *   LATENT_ATTENTION out = attention(in0 = q in the latent space [heads][rank], in1 = what LATENT_CACHE gave), [heads][rank]
+ *                                                         i[1..6] as above; f[0] scale
+ *   HEAD_LINEAR     out[:, h] = in0[:, h, :depth] @ w_h^T.   p[0] OctavoSegment*, one a head, i[1] their count,
+ *                                                         i[2] elements a head of in0
  *   fused, written by octavo/kernels/cpu/fusion.py:
  *   ADD_RMS_NORM    out2 = in0 + in1; out = norm(out2) * p[0].    f[0] eps
  */
@@ -75,6 +82,9 @@ enum OctavoOpcode {
   OCTAVO_PROCESS_LOGITS = 12,
   OCTAVO_SAMPLE = 13,
   OCTAVO_ADD_RMS_NORM = 14,
+  OCTAVO_LATENT_CACHE = 15,
+  OCTAVO_LATENT_ATTENTION = 16,
+  OCTAVO_HEAD_LINEAR = 17,
 };
 
 enum OctavoActivation {

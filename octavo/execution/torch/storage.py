@@ -38,7 +38,7 @@ class TorchStore:
 
     def write(self, cache: LayerCache, slot: int, start: int, k: Tensor, v: Tensor) -> None:
         """k, v: [count, kv_heads, head_dim] at positions start.. ."""
-        keys, values = self._pool(cache, k.shape[1], k.shape[2])
+        keys, values = self._pool(cache, k, v)
         block, offset = self._places(cache, slot, start, start + k.shape[0])
         keys[block, offset] = k.to(self._dtype)
         values[block, offset] = v.to(self._dtype)
@@ -49,10 +49,11 @@ class TorchStore:
         block, offset = self._places(cache, slot, start, end)
         return keys[block, offset].float(), values[block, offset].float()
 
-    def _pool(self, cache: LayerCache, heads: int, width: int) -> tuple[Tensor, Tensor]:
+    def _pool(self, cache: LayerCache, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if cache not in self._pools:
-            shape = (self._num_blocks, self._block_size, heads, width)
-            self._pools[cache] = (torch.zeros(shape, dtype=self._dtype), torch.zeros(shape, dtype=self._dtype))
+            front = (self._num_blocks, self._block_size)
+            keys, values = (torch.zeros((*front, *rows.shape[1:]), dtype=self._dtype) for rows in (k, v))
+            self._pools[cache] = (keys, values)
         return self._pools[cache]
 
     def _places(self, cache: LayerCache, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:

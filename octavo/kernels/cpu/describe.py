@@ -23,7 +23,7 @@ class InstructionCost:
 
 def cost(ins: Instruction) -> InstructionCost:
     """What an instruction reads and computes."""
-    if ins.opcode is Opcode.LINEAR:
+    if ins.opcode in (Opcode.LINEAR, Opcode.HEAD_LINEAR):
         return InstructionCost(_operand_bytes(ins), 2 * ins.width * ins.depth)
     if ins.opcode is Opcode.EMBED:
         return InstructionCost(0, 0)  # one row of the table a token
@@ -85,18 +85,9 @@ def _weight(ins: Instruction) -> str:
 
 def _notes(ins: Instruction) -> str:
     """What distinguishes it: sizes of heads, window, activation, bias, what it was fused from."""
-    notes: list[str] = []
-    if ins.opcode in (Opcode.QKV_ROPE_CACHE, Opcode.PAGED_ATTENTION):
-        heads, kv_heads, head_dim, special, group, index = ins.integers[:6]
-        notes.append(f"{heads}/{kv_heads} heads of {head_dim}, cache {group}.{index}")
-        name = "rotary" if ins.opcode is Opcode.QKV_ROPE_CACHE else "window"
-        notes += [f"{name} {special}"] if special else []
-        if ins.opcode is Opcode.QKV_ROPE_CACHE and ins.operands[2] is not None:
-            notes.append("qk-norm")
-        if ins.opcode is Opcode.PAGED_ATTENTION:
-            notes += [f"chunk {ins.integers[6]}"] if ins.integers[6] else []
-            notes.append(f"scale {ins.floats[0]:.4g}")
-            notes += [f"softcap {ins.floats[1]:g}"] if ins.floats[1] else []
+    notes = _attention_notes(ins)
+    if ins.opcode is Opcode.HEAD_LINEAR:
+        notes.append(f"{ins.integers[0]} heads")
     if ins.opcode in (Opcode.ACT, Opcode.ACT_MUL):
         notes.append(ActivationCode(ins.integers[0]).name.lower())
     if ins.opcode in (Opcode.SCALE, Opcode.SOFTCAP):
@@ -110,9 +101,30 @@ def _notes(ins: Instruction) -> str:
     return "; ".join(notes)
 
 
+def _attention_notes(ins: Instruction) -> list[str]:
+    """Of what reads or writes the cache."""
+    notes: list[str] = []
+    if ins.opcode in (Opcode.QKV_ROPE_CACHE, Opcode.PAGED_ATTENTION):
+        heads, kv_heads, head_dim, special, group, index = ins.integers[:6]
+        notes.append(f"{heads}/{kv_heads} heads of {head_dim}, cache {group}.{index}")
+        name = "rotary" if ins.opcode is Opcode.QKV_ROPE_CACHE else "window"
+        notes += [f"{name} {special}"] if special else []
+        if ins.opcode is Opcode.QKV_ROPE_CACHE and ins.operands[2] is not None:
+            notes.append("qk-norm")
+        if ins.opcode is Opcode.PAGED_ATTENTION:
+            notes += [f"chunk {ins.integers[6]}"] if ins.integers[6] else []
+            notes.append(f"scale {ins.floats[0]:.4g}")
+            notes += [f"softcap {ins.floats[1]:g}"] if ins.floats[1] else []
+    if ins.opcode in (Opcode.LATENT_CACHE, Opcode.LATENT_ATTENTION):
+        heads, nope, rotary, rank, group, index = ins.integers
+        notes.append(f"{heads} heads of {nope} + {rotary}, latent {rank}, cache {group}.{index}")
+        notes += [f"scale {ins.floats[0]:.4g}"] if ins.opcode is Opcode.LATENT_ATTENTION else []
+    return notes
+
+
 def _operand_bytes(ins: Instruction) -> int:
     """Bytes of weights, gains and biases; rope tables are read a row a token and don't count."""
-    if ins.opcode is Opcode.QKV_ROPE_CACHE:
+    if ins.opcode in (Opcode.QKV_ROPE_CACHE, Opcode.LATENT_CACHE):
         return 0
     total = 0
     for operand in ins.operands:

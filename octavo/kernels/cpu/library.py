@@ -8,7 +8,7 @@ from pathlib import Path
 from octavo.errors import ConfigError
 
 # Written against this number of octavo_abi_version().
-ABI_VERSION = 2
+ABI_VERSION = 3
 # Best first.
 ISA_ORDER = ("avx512", "avx2", "neon", "scalar")
 NATIVE_DIRECTORY = Path(__file__).parents[2] / "_native"
@@ -40,9 +40,12 @@ class NativeLibrary:
         """Bytes of a packed matrix; negative when the format or `cols` does not fit (abi.h)."""
         return self.call.octavo_packed_bytes(format_code, rows, cols)
 
-    def cache_layer_bytes(self, format_code: int, kv_heads: int, head_dim: int, block_size: int) -> int:
-        """Bytes that one layer takes in a page of `block_size` tokens."""
-        return self.call.octavo_cache_layer_bytes(format_code, kv_heads, head_dim, head_dim, block_size)
+    def cache_layer_bytes(
+        self, format_code: int, kv_heads: int, key_width: int, block_size: int, value_width: int | None = None
+    ) -> int:
+        """Bytes that one layer takes in a page of `block_size` tokens; values are as wide as keys unless told."""
+        value_width = key_width if value_width is None else value_width
+        return self.call.octavo_cache_layer_bytes(format_code, kv_heads, key_width, value_width, block_size)
 
 
 def load_library(isa: str = "auto", directory: Path = NATIVE_DIRECTORY) -> NativeLibrary:

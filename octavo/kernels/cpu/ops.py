@@ -18,7 +18,7 @@ from octavo.kernels.cpu.team import ThreadTeam
 from octavo.ops.interface import LayerCache, RopeTable
 from octavo.ops.weight import PackedWeight
 from octavo.spec.decoder import Activation as ActivationKind
-from octavo.spec.decoder import AttentionSpec
+from octavo.spec.decoder import AttentionSpec, LatentSpec
 
 Array = NDArray[np.float32]
 Vector = NDArray[np.float32]
@@ -82,6 +82,24 @@ class NativeOps:
 
     def paged_attention(self, q: Array, spec: AttentionSpec, cache: LayerCache) -> Array:
         return self._run(lambda ops, a: ops.paged_attention(a, spec, cache), q)
+
+    def head_linear(self, x: Array, weight: PackedWeight) -> Array:
+        return self._run(lambda ops, a: ops.head_linear(a, weight), x)
+
+    def latent_cache(
+        self,
+        q: Array,
+        kv: Array,
+        spec: LatentSpec,
+        cache: LayerCache,
+        positions: Ids,
+        rope: RopeTable | None,
+        gain: Vector | None,
+    ) -> Array:
+        return self._run(lambda ops, a, b: ops.latent_cache(a, b, spec, cache, positions, rope, gain), q, kv)
+
+    def latent_attention(self, latent: Array, q: Array, spec: LatentSpec, cache: LayerCache) -> Array:
+        return self._run(lambda ops, a, b: ops.latent_attention(a, b, spec, cache), latent, q)
 
     def softcap(self, x: Array, limit: float) -> Array:
         return self._run(lambda ops, a: ops.softcap(a, limit), x)

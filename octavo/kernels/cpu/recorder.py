@@ -16,7 +16,7 @@ from octavo.kernels.cpu.structs import ActivationCode, Opcode, format_code
 from octavo.ops.interface import LayerCache, RopeTable
 from octavo.ops.weight import PackedWeight
 from octavo.spec.decoder import Activation as ActivationKind
-from octavo.spec.decoder import AttentionSpec
+from octavo.spec.decoder import AttentionSpec, LatentSpec, RopeSpec
 
 
 class ProgramRecorder:
@@ -112,7 +112,7 @@ class ProgramRecorder:
         _require(positions is Ids.POSITIONS, "rotation goes by positions")
         _require(qkv.width == width, f"q, k and v are {width} wide together, not {qkv.width}")
         self._check_attention(spec, cache)
-        self._check_rope(spec, rope)
+        self._check_rope(spec.rope, rope, spec.head_dim)
         for gain in (q_norm, k_norm):
             _require(gain is None or spec.qk_norm is not None, "a gain of queries or keys without their norm")
             _check_vector(gain, spec.head_dim, "gain of queries or keys")
@@ -154,6 +154,66 @@ class ProgramRecorder:
                     spec.chunk or 0,
                 ),
                 floats=(spec.scale, spec.softcap or 0.0),
+            )
+        )
+
+    # --- latent attention ---
+
+    def head_linear(self, x: Buffer, weight: PackedWeight) -> Buffer:
+        heads, (width, depth) = len(weight.segments), weight.shape
+        rows = {segment.rows for segment in weight.segments}
+        _require(len(rows) == 1 and rows.pop() * heads == width, "every head has one segment of equal height")
+        _require(x.width % heads == 0 and x.width >= heads * depth, f"{x.width} elements are no {heads} x {depth}")
+        self._check_matrix(weight)
+        integers = (heads, x.width // heads)
+        return self._emit(
+            Instruction(Opcode.HEAD_LINEAR, x.axis, width, x, depth=depth, integers=integers, operands=(weight,))
+        )
+
+    def latent_cache(
+        self,
+        q: Buffer,
+        kv: Buffer,
+        spec: LatentSpec,
+        cache: LayerCache,
+        positions: Ids,
+        rope: RopeTable | None,
+        gain: Vector | None,
+    ) -> Buffer:
+        _require(positions is Ids.POSITIONS, "rotation goes by positions")
+        _require(q.width == spec.heads * spec.head_dim, f"queries are {spec.heads * spec.head_dim} wide, not {q.width}")
+        _require(kv.width == spec.width, f"latent and key are {spec.width} wide together, not {kv.width}")
+        self._check_latent(spec, cache)
+        self._check_rope(spec.rope, rope, spec.rope_dim)
+        _check_vector(gain, spec.rank, "gain of latents")
+        cos, sin = (None, None) if rope is None else (_vector(rope.cos), _vector(rope.sin))
+        return self._emit(
+            Instruction(
+                Opcode.LATENT_CACHE,
+                Axis.TOKENS,
+                q.width,
+                q,
+                kv,
+                integers=(spec.heads, spec.nope, spec.rope_dim, spec.rank, cache.group, cache.index),
+                floats=(spec.latent_norm.eps,),
+                operands=(cos, sin, gain),
+            )
+        )
+
+    def latent_attention(self, latent: Buffer, q: Buffer, spec: LatentSpec, cache: LayerCache) -> Buffer:
+        width = spec.heads * spec.rank
+        _require(latent.width == width, f"queries in the latent space are {width} wide, not {latent.width}")
+        _require(q.width == spec.heads * spec.head_dim, f"queries are {spec.heads * spec.head_dim} wide, not {q.width}")
+        self._check_latent(spec, cache)
+        return self._emit(
+            Instruction(
+                Opcode.LATENT_ATTENTION,
+                Axis.TOKENS,
+                width,
+                latent,
+                q,
+                integers=(spec.heads, spec.nope, spec.rope_dim, spec.rank, cache.group, cache.index),
+                floats=(spec.scale,),
             )
         )
 
@@ -202,21 +262,29 @@ class ProgramRecorder:
             _require(whole, f"a segment {segment.rows} x {cols} of {segment.format} is {size} aligned bytes")
 
     def _check_attention(self, spec: AttentionSpec, at: LayerCache) -> None:
+        _require(spec.heads % spec.kv_heads == 0, f"{spec.heads} heads do not share {spec.kv_heads} key heads evenly")
+        self._check_place(at, spec.kv_heads, spec.head_dim, spec.head_dim)
+
+    def _check_latent(self, spec: LatentSpec, at: LayerCache) -> None:
+        self._check_place(at, 1, spec.width, 0)
+
+    def _check_place(self, at: LayerCache, kv_heads: int, key_width: int, value_width: int) -> None:
+        """A layer's part of a page lies inside it."""
         cache = self._cache
         _require(cache is not None, "attention needs a cache")
         assert cache is not None
-        _require(spec.heads % spec.kv_heads == 0, f"{spec.heads} heads do not share {spec.kv_heads} key heads evenly")
         _require(0 <= at.group < cache.groups, f"cache group {at.group} of {cache.groups}")
-        layer = self._library.cache_layer_bytes(cache.format, spec.kv_heads, spec.head_dim, cache.block_size)
+        layer = self._library.cache_layer_bytes(cache.format, kv_heads, key_width, cache.block_size, value_width)
         fits = layer > 0 and (at.index + 1) * layer <= cache.page_bytes
         _require(fits, f"layer {at.index} of {layer} bytes does not fit a page of {cache.page_bytes}")
 
-    def _check_rope(self, spec: AttentionSpec, rope: RopeTable | None) -> None:
-        _require((rope is None) == (spec.rope is None), "a rope table is given exactly when the spec has a rope")
+    def _check_rope(self, spec: RopeSpec | None, rope: RopeTable | None, width: int) -> None:
+        """`width`: elements there are to rotate."""
+        _require((rope is None) == (spec is None), "a rope table is given exactly when the spec has a rope")
         if rope is None:
             return
-        fits = 0 < rope.width <= spec.head_dim and rope.width % 2 == 0
-        _require(fits, f"cannot rotate {rope.width} of {spec.head_dim} elements")
+        fits = 0 < rope.width <= width and rope.width % 2 == 0
+        _require(fits, f"cannot rotate {rope.width} of {width} elements")
         for table in (_vector(rope.cos), _vector(rope.sin)):
             shaped = table.ndim == 2 and table.shape[1] == rope.width // 2 and table.shape[0] >= self._max_len
             _require(shaped, f"a rope table is [>= {self._max_len}, {rope.width // 2}], not {table.shape}")

@@ -48,6 +48,9 @@ class Opcode(IntEnum):
     PROCESS_LOGITS = 12
     SAMPLE = 13
     ADD_RMS_NORM = 14
+    LATENT_CACHE = 15
+    LATENT_ATTENTION = 16
+    HEAD_LINEAR = 17
 
 
 class ActivationCode(IntEnum):

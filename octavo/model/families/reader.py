@@ -46,6 +46,13 @@ class ConfigReader:
             return None
         return self.size(key, default)
 
+    def whole(self, key: str, default: int) -> int:
+        """An integer from 0 on; null or absent means the default."""
+        value = self._value(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_SIZE:
+            raise CheckpointError(f"config: {key} is {value!r}, not a whole number from 0 to {_MAX_SIZE}")
+        return value
+
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number > 0."""
         value = self._value(key, default)

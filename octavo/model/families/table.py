@@ -3,7 +3,8 @@
 Canonical names: `embed positions embed_norm project_in final_norm project_out head`; in a layer, `mixer.` (the first
 branch) and `mlp.` (the last one) before `norm post_norm after_norm`, and attention's `q k v` (or `qkv`, stacked in this
 order) `out q_norm k_norm`, an MLP's `gate up` (or `gate_up`) `down`. A name stands for a module: its matrix or gain
-ends with ".weight", its bias with ".bias". What a model needs of the table, its spec says.
+ends with ".weight", its bias with ".bias". Latent attention has `q_down q_norm q kv_down latent_norm kv_up out`. What a
+model needs of the table, its spec says.
 """
 
 from collections.abc import Mapping
