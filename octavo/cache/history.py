@@ -1,5 +1,6 @@
 """What is remembered of blocks that were forgotten: what kind they were, and who needed their room."""
 
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from octavo.cache.block import BlockHash
@@ -29,7 +30,8 @@ class EvictionHistory:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._entries: dict[BlockHash, Eviction] = {}
+        # Ordered, because a dict whose first entries go one by one is searched for its first one longer and longer.
+        self._entries: OrderedDict[BlockHash, Eviction] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -39,7 +41,7 @@ class EvictionHistory:
         entries = self._entries
         entries.pop(key, None)
         if len(entries) >= self._limit:
-            del entries[next(iter(entries))]
+            entries.popitem(last=False)
         entries[key] = Eviction(now, now - use.used_at, by, use.kind, use.hits)
 
     def find(self, key: BlockHash) -> Eviction | None:
