@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from octavo.config.engine import EngineConfig
     from octavo.flow.beam_search_params import BeamSearchParams
     from octavo.flow.sampling_params import RequestOutputKind, SamplingParams
+    from octavo.flow.structured_outputs import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -23,6 +24,7 @@ _HOME = {
     "SamplingParams": "octavo.flow.sampling_params",
     "BeamSearchParams": "octavo.flow.beam_search_params",
     "RequestOutputKind": "octavo.flow.sampling_params",
+    "StructuredOutputsParams": "octavo.flow.structured_outputs",
     "RequestOutput": "octavo.api.outputs",
     "CompletionOutput": "octavo.api.outputs",
     "BeamSearchOutput": "octavo.api.outputs",
@@ -50,6 +52,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "__version__",

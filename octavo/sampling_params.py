@@ -2,5 +2,6 @@
 
 from octavo.flow.beam_search_params import BeamSearchParams
 from octavo.flow.sampling_params import RequestOutputKind, SamplingParams
+from octavo.flow.structured_outputs import StructuredOutputsParams
 
-__all__ = ["BeamSearchParams", "RequestOutputKind", "SamplingParams"]
+__all__ = ["BeamSearchParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"]

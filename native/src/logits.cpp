@@ -1,4 +1,4 @@
-// The rules of a row, applied to its logits: allowed ids and bias, then repetition, frequency and presence penalties.
+// The rules of a row, applied to its logits: permitted and allowed ids and bias, then repetition, frequency and presence penalties.
 #include <math.h>
 #include <string.h>
 
@@ -19,6 +19,21 @@ void keep_allowed(float* logits, const OctavoSampling& rules, int64_t vocab, uin
   }
   for (int64_t id = 0; id < vocab; ++id) {
     if (!allowed[id]) ban(logits[id]);
+  }
+}
+
+// Ban what a bitmask [(vocab + 31) / 32] leaves out, a word at a time.
+void keep_permitted(float* logits, const uint32_t* permitted, int64_t vocab) {
+  for (int64_t first = 0; first < vocab; first += 32) {
+    const uint32_t word = permitted[first / 32];
+    const int64_t count = vocab - first < 32 ? vocab - first : 32;
+    if (word == 0) {
+      for (int64_t i = 0; i < count; ++i) ban(logits[first + i]);
+    } else if (word != UINT32_MAX) {
+      for (int64_t i = 0; i < count; ++i) {
+        if ((word >> i & 1u) == 0) ban(logits[first + i]);
+      }
+    }
   }
 }
 
@@ -47,6 +62,7 @@ void penalize(float* logits, const OctavoSampling& rules, int64_t vocab, int32_t
 }
 
 void apply(float* logits, const OctavoSampling& rules, int64_t vocab, float* scratch) {
+  if (rules.permitted != nullptr) keep_permitted(logits, rules.permitted, vocab);
   if (rules.allowed_count > 0) keep_allowed(logits, rules, vocab, reinterpret_cast<uint8_t*>(scratch));
   for (int32_t i = 0; i < rules.bias_count; ++i) {
     if (in_vocabulary(rules.bias_ids[i], vocab)) logits[rules.bias_ids[i]] += rules.bias_values[i];

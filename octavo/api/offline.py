@@ -33,8 +33,8 @@ class OfflineEngine:
     def __init__(self, config: EngineConfig) -> None:
         source = locate_model(config)
         self.config = config
-        self.engine = build_engine(config, source)
         self.frontend = build_frontend(config, source)
+        self.engine = build_engine(config, source, self.frontend.grammars)
         self.inputs = self.frontend.inputs(self.engine.info, shorten_output=True)
         self.metrics = MetricsStore(self.frontend.name) if config.telemetry.enable_metrics else None
         self._outputs = self.frontend.outputs()

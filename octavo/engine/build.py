@@ -37,6 +37,7 @@ from octavo.engine.footprint import require_fit
 from octavo.engine.local_client import LocalClient
 from octavo.engine.loop import EngineLoop
 from octavo.engine.tiers import build_tiers, cache_fingerprint
+from octavo.execution.grammars import GrammarTable
 from octavo.execution.local import LocalExecutor
 from octavo.execution.memory import sequence_blocks
 from octavo.execution.sleep import SleepingMemory
@@ -53,6 +54,8 @@ from octavo.scheduling.budget import SchedulerLimits
 from octavo.scheduling.fairness import read_weights
 from octavo.scheduling.scheduler import Scheduler
 from octavo.telemetry.log import logger
+from octavo.text.grammar import GrammarCompiler
+from octavo.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +107,14 @@ class _Clock:
         return sum(seconds for _, seconds in self.phases)
 
 
-def build_engine(config: EngineConfig, source: ModelSource | None = None) -> Engine:
+def build_engine(
+    config: EngineConfig, source: ModelSource | None = None, grammars: GrammarCompiler | None = None
+) -> Engine:
     """Find, load and pack the model, size its cache, record its program.
 
     Args:
         source: the model, when the caller has opened it already.
+        grammars: those of a frontend in this process.
 
     Raises:
         UserError: whatever of the configuration, the model or the machine does not fit; one line says what to do.
@@ -124,7 +130,7 @@ def build_engine(config: EngineConfig, source: ModelSource | None = None) -> Eng
         with clock.phase("load weights"):
             loaded = _load(config, source, backend, model)
         with clock.phase("size cache, record program"):
-            machinery = _assemble(config, source, loaded, backend, model, fit)
+            machinery = _assemble(config, source, loaded, backend, model, fit, grammars or _grammars(config, source))
         engine = _finish(machinery, source, loaded, backend, clock)
     except BaseException:
         backend.close()
@@ -186,6 +192,7 @@ def _assemble(
     backend: Backend,
     model: ResolvedModel,
     fit: Fit,
+    grammars: GrammarCompiler,
 ) -> _Machinery:
     """Everything from the weights to the loop."""
     groups = backend.groups(source.spec)
@@ -211,7 +218,8 @@ def _assemble(
         groups, _cache_options(config, resolved, fingerprint.hex()), None if below is None else below.books
     )
     memory = _sleeping_memory(config, source, loaded, backend, model)
-    worker = Worker(runner, table, None if below is None else below.transfers, memory)
+    transfers = None if below is None else below.transfers
+    worker = Worker(runner, table, transfers, memory, GrammarTable(grammars, table))
     return _Machinery(
         resolved,
         groups,
@@ -219,6 +227,17 @@ def _assemble(
         EngineLoop(Scheduler(cache, _limits(config, resolved)), LocalExecutor(worker)),
         cache.pin_tokens,
     )
+
+
+def _grammars(config: EngineConfig, source: ModelSource) -> GrammarCompiler:
+    """Those of an engine without a frontend beside it: the tokenizer is read when the first grammar comes."""
+
+    def load() -> Tokenizer | None:
+        from octavo.engine.frontend import load_tokenizer
+
+        return load_tokenizer(config, source)
+
+    return GrammarCompiler(load, source.spec.vocab)
 
 
 def _sleeping_memory(

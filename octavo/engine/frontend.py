@@ -16,6 +16,7 @@ from octavo.outputs.logprobs import token_text
 from octavo.outputs.processor import OutputProcessor
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.gguf_vocabulary import tokenizer_from_metadata
+from octavo.text.grammar import GrammarCompiler
 from octavo.text.json_files import read_json
 from octavo.text.tokenizer import Tokenizer, load_tokenizer_file
 
@@ -37,6 +38,7 @@ class Frontend:
     path: Path
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None
+    grammars: GrammarCompiler
     generation: dict[str, Any]
 
     def inputs(self, info: EngineInfo, shorten_output: bool = False) -> InputProcessor:
@@ -44,7 +46,9 @@ class Frontend:
         limits = InputLimits(
             info.max_model_len, info.vocab, self.config.serving.max_logprobs, shorten_output=shorten_output
         )
-        return InputProcessor(self.tokenizer, self.chat_template, limits, self.generation, self.config.model.seed)
+        return InputProcessor(
+            self.tokenizer, self.chat_template, limits, self.generation, self.config.model.seed, self.grammars
+        )
 
     def outputs(self) -> OutputProcessor:
         """The way out of an engine."""
@@ -71,7 +75,7 @@ def build_frontend(config: EngineConfig, source: ModelSource | None = None) -> F
     model = config.model
     if source is None:
         source = open_model(find_model(model.model, model.revision, model.download_dir, model.hf_token))
-    tokenizer = None if model.skip_tokenizer_init else _tokenizer(config, source)
+    tokenizer = load_tokenizer(config, source)
     template = _template_text(model.chat_template) if model.chat_template else source.chat_template
     special = tokenizer.special_tokens if tokenizer else None
     return Frontend(
@@ -80,12 +84,20 @@ def build_frontend(config: EngineConfig, source: ModelSource | None = None) -> F
         path=source.path,
         tokenizer=tokenizer,
         chat_template=ChatTemplate(template, special) if template else None,
+        grammars=GrammarCompiler(lambda: tokenizer, source.spec.vocab),
         generation=_generation(model.generation_config, source),
     )
 
 
-def _tokenizer(config: EngineConfig, source: ModelSource) -> Tokenizer:
+def load_tokenizer(config: EngineConfig, source: ModelSource) -> Tokenizer | None:
+    """The model's tokenizer; None with `skip_tokenizer_init`.
+
+    Raises:
+        UserError: there is none, or it is damaged.
+    """
     model = config.model
+    if model.skip_tokenizer_init:
+        return None
     if model.tokenizer:
         path = find_model(model.tokenizer, None, model.download_dir, model.hf_token)
         return load_tokenizer_file(path, source.config)

@@ -5,18 +5,20 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from octavo.engine.client import EngineStats, Pause
-from octavo.errors import EngineAsleepError, InvalidRequestError
+from octavo.errors import EngineAsleepError, InvalidRequestError, OctavoError
 from octavo.execution.executor import Executor, Pending
 from octavo.execution.sleep import LEVELS, PARTS, Part
 from octavo.flow.plan import StepPlan
 from octavo.flow.request import GenerationRequest
-from octavo.flow.result import SequenceOutput
+from octavo.flow.result import FinishReason, SequenceOutput
 from octavo.scheduling.scheduler import Scheduler
 from octavo.telemetry.log import logger
 
 _log = logger("engine")
 # The longest that an end may take for the sake of the next start.
 _SAVE_SECONDS = 8.0
+# How long a step without work waits for a grammar to be compiled.
+_GRAMMAR_SECONDS = 0.005
 
 
 class EngineLoop:
@@ -41,13 +43,14 @@ class EngineLoop:
         self._depth = 1 if pipelined else 0
         self._under_way: deque[tuple[StepPlan, Pending]] = deque()
         self._ready: list[SequenceOutput] = []  # outputs that belong to no step
+        self._held: list[GenerationRequest] = []  # their grammars are being compiled
         self._asleep: frozenset[Part] = LEVELS[0]
         self.stalled = False  # the last step had nothing to do
 
     @property
     def has_work(self) -> bool:
         """A step would do something."""
-        return bool(self._ready or self._under_way) or self._scheduler.has_work
+        return bool(self._ready or self._under_way or self._held) or self._scheduler.has_work
 
     def submit(self, request: GenerationRequest) -> None:
         """Take a request on.
@@ -58,12 +61,18 @@ class EngineLoop:
         """
         if self._asleep:
             raise EngineAsleepError(f"the engine sleeps (level {self.asleep}) and takes no requests until it is woken")
+        if request.sampling.grammar and not self._executor.prepare(request.sampling.grammar, 0.0):
+            self._held.append(request)
+            return
         self._scheduler.add(request, self._clock())
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         """End requests now; the next step hands out their last outputs."""
         now = self._clock()
         for request_id in request_ids:
+            for request in [held for held in self._held if held.id == request_id]:
+                self._held.remove(request)
+                self._ready += _ends(request, FinishReason.ABORT)
             self._ready.extend(self._scheduler.cancel(request_id, now))
 
     def step(self) -> list[SequenceOutput]:
@@ -72,6 +81,8 @@ class EngineLoop:
         An error in a step ends the requests that were in it, and no other.
         """
         now = self._clock()
+        if self._held:
+            self._take_held(now)
         self._ready += self._scheduler.expire(now)
         plan = self._scheduler.plan(now)
         self.stalled = not (plan.runs or self._under_way)
@@ -90,7 +101,7 @@ class EngineLoop:
     def pause(self, how: Pause = "wait") -> None:
         """Start no new requests until `resume`; see `engine.client.Pause`."""
         if how == "abort":
-            self.cancel(self._scheduler.unfinished)
+            self.cancel((*self._scheduler.unfinished, *(request.id for request in self._held)))
         self._scheduler.pause(freeze=how == "keep")
 
     def resume(self) -> None:
@@ -103,7 +114,7 @@ class EngineLoop:
         counters = stats.counters
         return EngineStats(
             running=stats.running,
-            waiting=stats.waiting,
+            waiting=stats.waiting + len(self._held),
             used_blocks=stats.cache.used,
             num_blocks=stats.cache.num_blocks,
             prefix_queries=counters.prefix_queries,
@@ -154,7 +165,7 @@ class EngineLoop:
         """
         if level not in range(1, len(LEVELS)):
             raise InvalidRequestError(f"level must be 1 or 2, not {level}", "level")
-        if self._scheduler.has_work:
+        if self._scheduler.has_work or self._held:
             raise InvalidRequestError("requests are unfinished: an engine sleeps when nothing runs or waits")
         if "kv_cache" not in self._asleep:
             self.save_cache(_SAVE_SECONDS, into_host=True)
@@ -186,6 +197,17 @@ class EngineLoop:
         if not self._asleep:
             self.save_cache(_SAVE_SECONDS)
         self._executor.close()
+
+    def _take_held(self, now: float) -> None:
+        """Start what waits for its grammar no longer."""
+        patience = 0.0 if self._scheduler.has_work else _GRAMMAR_SECONDS
+        for request in list(self._held):
+            if self._executor.prepare(request.sampling.grammar, patience):
+                self._held.remove(request)
+                try:
+                    self._scheduler.add(request, now)
+                except OctavoError as error:
+                    self._ready += _ends(request, FinishReason.ERROR, str(error))
 
     def _run_now(self, plan: StepPlan) -> None:
         """Run a plan without rows, after what is under way."""
@@ -219,3 +241,8 @@ class EngineLoop:
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         _log.error("step %d failed", plan.step, exc_info=error)
         self._ready += self._scheduler.fail(plan, f"{type(error).__name__}: {error}")
+
+
+def _ends(request: GenerationRequest, reason: FinishReason, error: str | None = None) -> list[SequenceOutput]:
+    """Every stream's end, of a request that has not begun."""
+    return [SequenceOutput(request.id, index, (), finish_reason=reason, error=error) for index in range(request.n)]

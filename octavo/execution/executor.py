@@ -21,6 +21,10 @@ class Executor(Protocol):
 
     def submit(self, plan: StepPlan) -> Pending: ...
 
+    def prepare(self, grammar: str, seconds: float) -> bool:
+        """Compile a grammar beside the steps; true once that is over, well or not. Waits up to `seconds` for it."""
+        ...
+
     def sleep(self, level: int) -> None:
         """Let go of memory; nothing may be under way. See `sleep.LEVELS`."""
         ...

@@ -32,6 +32,10 @@ class LocalExecutor:
         """
         return _Done(self._worker.run_step(plan))
 
+    def prepare(self, grammar: str, seconds: float) -> bool:
+        """See Executor."""
+        return self._worker.prepare(grammar, seconds)
+
     def sleep(self, level: int) -> None:
         """See Executor."""
         self._worker.sleep(level)

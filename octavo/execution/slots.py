@@ -55,6 +55,7 @@ class SlotTable:
         self.lengths: Integers = np.zeros(slots, np.int32)
         self.sampling: Records = np.zeros(slots, SAMPLING_RECORD)
         self.suppressed_bias_counts: Integers = np.zeros(slots, np.int32)  # biases with the stop ids banned
+        self.permitted: NDArray[np.uint32] = np.zeros((0, 0), np.uint32)  # [slots, words], once there is a grammar
         self.wants_prompt: NDArray[np.bool_] = np.zeros(slots, np.bool_)  # log-probabilities of prompt tokens
         self._occupants: list[SlotOccupant | None] = [None] * slots
         self._states = {group: count for group, count in enumerate(state_pages) if count}
@@ -179,4 +180,5 @@ def _record(occupant: SlotOccupant, history: int) -> tuple[float | int, ...]:
         len(arrival.token_ids),
         0,  # reserved
         history,
+        0,  # permitted: see execution/grammars.py
     )

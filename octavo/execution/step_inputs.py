@@ -108,8 +108,13 @@ def rules_of(inputs: StepInputs, row: int) -> RowRules:
         only = Sampling(temperature=0.0, logprobs=occupant.sampling.prompt_logprobs, allowed_token_ids=(token,))
         return RowRules(only, (), (), 0)
     tokens: list[int] = history[: inputs.table.lengths[planned.slot]].tolist()
-    banned = occupant.arrival.stop_ids if planned.suppress_stop else ()
-    return RowRules(occupant.sampling, tokens[:prompt_len], tokens[prompt_len:], planned.output_index, banned)
+    record = inputs.sampling[row]
+    suppressed = planned.suppress_stop and int(record["bias_count"]) > len(occupant.sampling.logit_bias)
+    banned = occupant.arrival.stop_ids if suppressed else ()
+    permitted: list[int] = inputs.table.permitted[planned.slot].tolist() if record["permitted"] else []
+    return RowRules(
+        occupant.sampling, tokens[:prompt_len], tokens[prompt_len:], planned.output_index, banned, permitted
+    )
 
 
 def _sampling_of(rows: tuple[PlannedRow, ...], drawing: Integers, slots: Integers, table: SlotTable) -> Records:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import UnsupportedError
+from octavo.execution.grammars import GrammarTable
 from octavo.execution.runner import Runner, StepOutputs
 from octavo.execution.sleep import Part, SleepingMemory
 from octavo.execution.slots import SlotTable
@@ -22,6 +23,7 @@ class Worker:
     Args:
         tiers: where blocks go from the device and come back from, if anywhere; closed by `close`.
         memory: what it lets go of when it sleeps; None: it never does.
+        grammars: which tokens may come next; None: nothing is ever constrained.
     """
 
     def __init__(
@@ -30,11 +32,13 @@ class Worker:
         table: SlotTable,
         tiers: TierTransfers | None = None,
         memory: SleepingMemory | None = None,
+        grammars: GrammarTable | None = None,
     ) -> None:
         self._runner = runner
         self._table = table
         self._tiers = tiers
         self._memory = memory
+        self._grammars = grammars
 
     def run_step(self, plan: StepPlan) -> StepResult:
         """Releases, arrivals, spills, copies and fetches, then the forward of the plan's rows.
@@ -45,6 +49,8 @@ class Worker:
         if self._tiers is not None:
             self._tiers.spill(plan)  # first, since what is ordered here must happen even when the step fails
         self._table.apply(plan)
+        if self._grammars is not None:
+            self._grammars.apply(plan)
         for copy in plan.copies:
             self._runner.copy_block(copy.source, copy.target)
         if self._tiers is not None:
@@ -53,10 +59,13 @@ class Worker:
         if not plan.rows:
             return StepResult(plan.step, (), tier_events=self._tier_events(plan))
         inputs = build_inputs(plan, self._table)
+        faults = () if self._grammars is None else self._grammars.fill(inputs)
         outputs = self._runner.run(inputs)
         drawn = inputs.drawn
         slots = inputs.slots if drawn == inputs.sequences else inputs.slots[inputs.row_sequences[:drawn]]
         self._table.append_tokens(slots, outputs.token_ids[:drawn])
+        if self._grammars is not None:
+            self._grammars.advance(slots, outputs.token_ids[:drawn])
         return StepResult(
             step=plan.step,
             token_ids=tuple(outputs.token_ids[:drawn].tolist()),
@@ -64,8 +73,19 @@ class Worker:
             invalid=tuple(outputs.invalid[:drawn].astype(np.bool_).tolist()),
             prompt_logprobs=_prompt_logprobs(inputs, outputs) if inputs.rows > drawn else (),
             seconds=time.perf_counter() - began,
+            faults=faults,
             tier_events=self._tier_events(plan),
         )
+
+    def prepare(self, grammar: str, seconds: float) -> bool:
+        """See Executor.
+
+        Raises:
+            UnsupportedError: this worker has no grammars.
+        """
+        if self._grammars is None:
+            raise UnsupportedError("this engine has no structured output")
+        return self._grammars.prepare(grammar, seconds)
 
     def sleep(self, level: int) -> None:
         """Let go of memory; nothing of what host memory holds for tiers is needed any more.

@@ -22,3 +22,4 @@ class TextDelta:
     times: SequenceTimes | None = None
     error: str | None = None
     cache_report: CacheReport | None = None
+    refused: bool = False  # with an error: the request is to blame for it

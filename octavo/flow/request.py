@@ -25,6 +25,7 @@ class Sampling:
     prompt_logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
+    grammar: str = ""  # what the answer must be, in the form of text/grammar.py; empty: anything
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ class StepResult:
     """Of the plan's rows with `samples`, in the plan's order. `seconds`: wall time of the forward and sampling.
 
     `invalid[i]` tells that row i's logits were not finite: that sequence ends with an error, the others go on.
+    `faults`: drawn rows that end for a reason of the request's own, with that.
     """
 
     step: int
@@ -62,6 +63,7 @@ class StepResult:
     # (row index in the plan, one entry per computed position that predicts a prompt token)
     prompt_logprobs: tuple[tuple[int, tuple[TokenLogprobs, ...]], ...] = ()
     seconds: float = 0.0
+    faults: tuple[tuple[int, str], ...] = ()
     tier_events: tuple[TierEvent, ...] = ()  # since the last result, of any plan
 
 
@@ -80,6 +82,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
     times: "SequenceTimes | None" = None  # with the finish
     error: str | None = None
     cache_report: CacheReport | None = None  # with the first token, if asked for
+    refused: bool = False  # with an error: the request is to blame for it
 
 
 @dataclass(frozen=True, slots=True)

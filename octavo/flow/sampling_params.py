@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any, cast
 
 from octavo.errors import InvalidRequestError, UnsupportedError
+from octavo.flow.structured_outputs import StructuredOutputsParams, read_structured_outputs
 
 GREEDY_BELOW = 1e-5  # a temperature under this is greedy, as in vLLM
 LARGEST_BIAS = 100.0  # OpenAI's range of a logit bias is +-100; others are brought into it
@@ -22,7 +23,7 @@ _REMOVED = {
     "beam_width": "use LLM.beam_search with BeamSearchParams",
     "logits_processors": "use logit_bias, allowed_token_ids or bad_words",
     "truncate_prompt_tokens": "shorten the prompt before sending it",
-    "guided_decoding": "structured output is not supported yet",
+    "guided_decoding": "use structured_outputs=StructuredOutputsParams(...), which has the same fields",
 }
 # Real options of vLLM that Octavo does not have: anything but the neutral value is refused.
 _MISSING: dict[str, object] = {
@@ -31,7 +32,6 @@ _MISSING: dict[str, object] = {
     "logprob_token_ids": None,
     "flat_logprobs": False,
     "stream_interval": None,
-    "structured_outputs": None,
     "extra_args": None,
     "skip_reading_prefix_cache": None,
     "thinking_token_budget": None,
@@ -80,6 +80,7 @@ class SamplingParams:
         logit_bias: token id -> number added to its logit, -100..100.
         allowed_token_ids: only these tokens are drawn.
         bad_words: words that are never drawn; each must be a single token.
+        structured_outputs: the form that the answer must have; also an object of StructuredOutputsParams' fields.
 
     Raises:
         InvalidRequestError: a value out of range (it is a ValueError too); `param` names the field.
@@ -110,13 +111,13 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     # Options of vLLM that are refused unless neutral; see _MISSING.
     prompt_logprob_start: object = field(default=None, repr=False)
     prompt_logprob_token_ids: object = field(default=None, repr=False)
     logprob_token_ids: object = field(default=None, repr=False)
     flat_logprobs: object = field(default=False, repr=False)
     stream_interval: object = field(default=None, repr=False)
-    structured_outputs: object = field(default=None, repr=False)
     extra_args: object = field(default=None, repr=False)
     skip_reading_prefix_cache: object = field(default=None, repr=False)
     thinking_token_budget: object = field(default=None, repr=False)
@@ -298,6 +299,16 @@ def _check_words(params: SamplingParams) -> None:
     params.bad_words = words
 
 
+def _check_form(params: SamplingParams) -> None:
+    if params.structured_outputs is None:
+        return
+    params.structured_outputs = read_structured_outputs(params.structured_outputs)
+    if params.allowed_token_ids is not None:
+        raise InvalidRequestError(
+            "allowed_token_ids does not go with structured_outputs, which says what is allowed", "allowed_token_ids"
+        )
+
+
 def _check_output_kind(params: SamplingParams) -> None:
     if not isinstance(cast("object", params.output_kind), RequestOutputKind):
         raise InvalidRequestError(f"output_kind must be a RequestOutputKind, got {params.output_kind!r}", "output_kind")
@@ -360,6 +371,7 @@ _CHECKS: tuple[Callable[[SamplingParams], None], ...] = (
     _check_ids,
     _check_bias,
     _check_words,
+    _check_form,
     _check_output_kind,
     _greedy_is_plain,
 )

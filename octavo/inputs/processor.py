@@ -12,7 +12,9 @@ from octavo.flow.request import GenerationRequest, Sampling, Stopping
 from octavo.flow.sampling_params import SamplingParams, defaults_from, end_ids
 from octavo.inputs.limits import InputLimits
 from octavo.inputs.prompt import Prompt, read_prompt
+from octavo.inputs.structured import grammar_of
 from octavo.text.chat_template import ChatTemplate
+from octavo.text.grammar import Grammar, GrammarCompiler
 from octavo.text.tokenizer import Tokenizer
 
 _MASK = (1 << 64) - 1
@@ -31,6 +33,7 @@ class InputProcessor:
         limits: of this model.
         defaults: generation_config.json, or what the GGUF file says: sampling defaults and end-of-text ids.
         seed: requests that bring no seed get seeds that follow from this one and from their order.
+        grammars: None refuses structured output.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class InputProcessor:
         limits: InputLimits,
         defaults: Mapping[str, Any] | None = None,
         seed: int = 0,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.chat_template = chat_template
@@ -49,6 +53,7 @@ class InputProcessor:
         ends = (*own, *end_ids((defaults or {}).get("eos_token_id")))
         self._eos = frozenset(token_id for token_id in ends if 0 <= token_id < limits.vocab)
         self._seed = seed
+        self._grammars = grammars
         self._order = count()
 
     def default_params(self, **given: Any) -> SamplingParams:
@@ -126,7 +131,7 @@ class InputProcessor:
         max_tokens = limits.output_length(len(ids), checked)
         sampling, stopping = self._sampling(checked), self._stopping(checked, max_tokens)
         limits.check_drawable(sampling, stopping)
-        return GenerationRequest(
+        request = GenerationRequest(
             id=request_id,
             prompt_token_ids=tuple(ids),
             sampling=sampling,
@@ -142,6 +147,8 @@ class InputProcessor:
             spaces_between_special_tokens=checked.spaces_between_special_tokens,
             detokenize=checked.detokenize and self.tokenizer is not None,
         )
+        form = checked.structured_outputs
+        return self.constrain(request, grammar_of(form, max_tokens)) if form is not None else request
 
     def prepare_beams(
         self, prompt: Prompt, params: BeamSearchParams, request_id: str, **options: Any
@@ -194,6 +201,20 @@ class InputProcessor:
                     )
                 banned.add(ids[0])
         return banned
+
+    def constrain(self, request: GenerationRequest, grammar: Grammar) -> GenerationRequest:
+        """The request, its answers held to a grammar, which is compiled here and now.
+
+        Raises:
+            InvalidRequestError: the grammar is wrong or too costly; says why.
+            UnsupportedError: this model's answers cannot be constrained.
+        """
+        if self._grammars is None:
+            raise UnsupportedError("structured output is not supported here")
+        self._grammars.check(grammar.text)
+        # At its end a grammar allows nothing but the end.
+        stopping = replace(request.stopping, ignore_eos=False)
+        return replace(request, sampling=replace(request.sampling, grammar=grammar.text), stopping=stopping)
 
     def _fresh_seed(self) -> int:
         """The next seed: splitmix64 (Steele et al., 2014) of the configured seed and the request's number."""

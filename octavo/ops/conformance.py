@@ -5,7 +5,7 @@ never leave a backend. Its results are compared with those of the reference devi
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -413,6 +413,11 @@ def _sampling_cases() -> Iterator[Case]:
     )
     banned = [_rules(Sampling(temperature=0.0, logit_bias=((1, 9.0),)), i, (1, 2, 400)) for i in range(4)]
     yield _sampling("banned ids", banned)
+    words = tuple(int(word) for word in np.random.default_rng(5).integers(0, 1 << 32, 17))
+    sparse = (0, 1 << 31, 0xFFFFFFFF, 0, 1 << 7, *[0] * 11, 1 << 4)  # the last word's bits pass the vocabulary
+    for name, permitted in (("dense", words), ("sparse", sparse)):
+        masked = [replace(rules, permitted=permitted) for rules in many(temperature=0.9, logprobs=2)]
+        yield _sampling(f"permitted tokens, {name}", masked)
     yield _sampling("large seeds", [_rules(Sampling(seed=(1 << 63) + i), 1000 + i) for i in range(8)])
     yield _sampling("not finite", many(temperature=0.0)[:4], _broken)
     yield _sampling(

@@ -57,13 +57,18 @@ class RopeTable:
 
 @dataclass(frozen=True, slots=True)
 class RowRules:
-    """One sampled row's rules and its tokens so far (prompt, then outputs). `banned`: ids that must not be drawn."""
+    """One sampled row's rules and its tokens so far (prompt, then outputs).
+
+    banned: ids that must not be drawn. permitted: what a grammar allows, in 32-bit words that cover the vocabulary, the
+    first token in the lowest bit of the first word; empty: all.
+    """
 
     sampling: Sampling
     prompt: Sequence[int]
     output: Sequence[int]
     output_index: int
     banned: Sequence[int] = ()
+    permitted: Sequence[int] = ()
 
 
 class StepHandles(Protocol[Handle]):
@@ -190,8 +195,8 @@ class Ops(Protocol[A, V, I]):
         ...
 
     def process_logits(self, logits: A) -> A:
-        """Opaque. Bias, allowed tokens and penalties of each row: [R, vocab] -> [R, vocab]. The rules of a row are the
-        step's; a row without rules passes unchanged."""
+        """Opaque. Permitted and allowed tokens, bias, penalties of each row: [R, vocab] -> [R, vocab]. The rules of a
+        row are the step's; a row without rules passes unchanged."""
         ...
 
     def sample(self, logits: A, raw: A) -> None:

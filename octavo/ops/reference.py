@@ -204,10 +204,12 @@ class ReferenceOps:
     # --- sampling ---
 
     def process_logits(self, logits: Tensor) -> Tensor:
-        """Order as in vLLM: allowed ids and bias, then repetition, frequency and presence penalties."""
+        """Order as in vLLM: permitted and allowed ids, bias, then repetition, frequency and presence penalties."""
         out = logits.clone()
         for row, rules in zip(out, self._rows, strict=True):
             sampling = rules.sampling
+            if rules.permitted:
+                row += _mask_of(rules.permitted, row.shape[0])
             if sampling.allowed_token_ids:
                 keep = torch.full_like(row, -math.inf)
                 keep[list(sampling.allowed_token_ids)] = 0.0
@@ -304,6 +306,14 @@ def _penalize(row: Tensor, rules: RowRules) -> None:
         counts = torch.bincount(torch.tensor(list(rules.output), dtype=torch.long), minlength=row.shape[0])
         row -= sampling.frequency_penalty * counts
         row -= sampling.presence_penalty * (counts > 0)
+
+
+def _mask_of(permitted: Sequence[int], vocab: int) -> Tensor:
+    """0 for every token whose bit is set, -inf for all others: [vocab]."""
+    words = torch.tensor(permitted, dtype=torch.int64)
+    token = torch.arange(vocab)
+    allowed = (words[token // 32] >> (token % 32)) & 1
+    return torch.where(allowed == 1, 0.0, -math.inf)
 
 
 def _drawable(row: Tensor) -> Tensor:

@@ -145,6 +145,7 @@ class OutputProcessor:
             output.times,
             None if stopped else output.error,
             output.cache_report,
+            output.refused,
         )
 
     def _close(self, live: _Live) -> None:

@@ -51,7 +51,8 @@ class Outcome:
         _check_result(plan, result)
         outputs: list[SequenceOutput] = []
         members, tokens, logprobs = self._roster.members, result.token_ids, result.logprobs
-        spoilt, scored = any(result.invalid), dict(result.prompt_logprobs)
+        faults = dict(result.faults)
+        spoilt, scored = bool(faults) or any(result.invalid), dict(result.prompt_logprobs)
         drawn, lost = -1, 0
         for position, row in enumerate(plan.rows):
             drawn += row.samples
@@ -59,9 +60,9 @@ class Outcome:
             if sequence is None:
                 lost += row.samples
                 continue
-            if spoilt and row.samples and result.invalid[drawn]:
+            if spoilt and row.samples and (drawn in faults or (result.invalid and result.invalid[drawn])):
                 lost += 1
-                outputs += self._end_invalid(sequence)
+                outputs += self._end_invalid(sequence, faults.get(drawn))
                 continue
             computed = row.start + row.count
             if computed >= sequence.blocks.publish_at and sequence.slot >= 0:
@@ -178,8 +179,10 @@ class Outcome:
             outputs += step.outputs
         return outputs
 
-    def _end_invalid(self, sequence: SequenceState) -> list[SequenceOutput]:
-        """What is not a number may stand in its blocks as well: nobody shall find them."""
+    def _end_invalid(self, sequence: SequenceState, fault: str | None) -> list[SequenceOutput]:
+        """What is not a number may stand in its blocks as well: nobody shall find them. A fault is the request's."""
+        if fault is not None:
+            return [replace(end, refused=True) for end in self._end(sequence, FinishReason.ERROR, fault)]
         return self._end(sequence, FinishReason.ERROR, "the model's logits are not finite", forget=True)
 
     def _end(

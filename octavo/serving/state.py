@@ -1,17 +1,23 @@
 """What the handlers share: the engine, the text side of the model, names and limits; and whether it is admitting."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
 from octavo.config.engine import ServingConfig
 from octavo.engine.async_engine import AsyncEngine
-from octavo.errors import EngineDeadError, InvalidRequestError, UnknownModelError
+from octavo.errors import EngineDeadError, InvalidRequestError, OverloadedError, UnknownModelError
 from octavo.inputs.processor import InputProcessor
 from octavo.telemetry.prometheus import PrometheusExporter
 from octavo.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+_MOST_COMPILING = 64
 
 
 @dataclass(slots=True)
@@ -36,6 +42,10 @@ class ServerState:
     draining: bool = False
     dev_mode: bool = False
     policy: str = "fcfs"
+    compiling: int = 0  # requests whose grammar is compiled, or waits for that
+    _compiler: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="octavo-compile")
+    )
 
     @property
     def healthy(self) -> bool:
@@ -52,6 +62,20 @@ class ServerState:
         if self.inputs.tokenizer is None:
             raise InvalidRequestError("this server has no tokenizer (--skip-tokenizer-init): it serves token ids only")
         return self.inputs.tokenizer
+
+    async def compile(self, work: Callable[[], T]) -> T:
+        """The result of work that compiles a grammar: one at a time, in a thread of its own.
+
+        Raises:
+            OverloadedError: too many wait for that already.
+        """
+        if self.compiling >= _MOST_COMPILING:
+            raise OverloadedError(f"{self.compiling} requests with structured output wait to be compiled; try again")
+        self.compiling += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._compiler, work)
+        finally:
+            self.compiling -= 1
 
     def check_admission(self) -> None:
         """Refuse new work while the server drains.

@@ -149,7 +149,9 @@ def fill_record(record: np.void, rules: RowRules) -> tuple[np.ndarray, ...]:
     record["allowed_ids"], record["allowed_count"] = allowed.ctypes.data, len(allowed)
     record["prompt_len"], record["history_len"] = len(rules.prompt), len(history)
     record["history"] = history.ctypes.data
-    return ids, values, allowed, history
+    permitted = np.array(rules.permitted, np.uint32)
+    record["permitted"] = permitted.ctypes.data if len(permitted) else 0
+    return ids, values, allowed, history, permitted
 
 
 def top_count(scene: Scene) -> int:

@@ -95,7 +95,6 @@ def test_misspelt_options_are_named():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("structured_outputs", object()),
         ("flat_logprobs", True),
         ("logprob_token_ids", [1]),
         ("thinking_token_budget", 5),

@@ -23,6 +23,7 @@ from octavo.serving.state import ServerState
 from octavo.telemetry.metrics import MetricsStore
 from octavo.telemetry.prometheus import PrometheusExporter
 from octavo.text.chat_template import ChatTemplate
+from octavo.text.grammar import GrammarCompiler
 from tests.serving.scripted_engine import CONTEXT, VOCAB, ByteTokenizer, ScriptedClient
 
 # One client for all tests: making one takes longer than most requests. No connection outlives its request.
@@ -85,7 +86,9 @@ def run_server(
         limits = InputLimits(CONTEXT, VOCAB, config.serving.max_logprobs)
         state = ServerState(
             engine=engine,
-            inputs=InputProcessor(tokenizer, ChatTemplate(TEMPLATE), limits),
+            inputs=InputProcessor(
+                tokenizer, ChatTemplate(TEMPLATE), limits, grammars=GrammarCompiler(lambda: tokenizer, VOCAB)
+            ),
             config=config.serving,
             models=config.serving.served_model_name or ("tiny",),
             model_path="/models/tiny",

@@ -188,9 +188,15 @@ def test_tools_pass_when_none_may_be_called(server: RunningServer) -> None:
 @pytest.mark.parametrize(
     ("body", "word"),
     [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"guided_json": {"type": "object"}}, "guided_json"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "exclude"),
+        ({"guided_json": {"type": "objec"}}, "objec"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "exactly one"),
+        ({"structured_outputs": {"regex": "foo**"}}, "nothing to repeat"),
+        ({"structured_outputs": {"regex": "a"}, "use_beam_search": True}, "use_beam_search"),
+        ({"structured_outputs": {"regex": "a"}, "allowed_token_ids": [1]}, "allowed_token_ids"),
         ({"use_beam_search": True, "stop": ["x"]}, "use_beam_search"),
         ({"length_penalty": 0.5}, "length_penalty"),
         ({"cache_control": {"type": "persistent"}}, "cache_control"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import openai
 import psutil
+import pydantic
 import pytest
 
 from tests.serving.scripted import HTTP, until
@@ -82,6 +83,30 @@ def test_seeded_answers_repeat(client: openai.OpenAI) -> None:
     first = ask()
     assert len(set(first)) > 1
     assert ask() == first
+
+
+class City(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=20)
+    capital: bool
+
+
+def test_answers_in_a_form_are_parsed_by_the_client(client: openai.OpenAI) -> None:
+    options = {"model": "smol", "messages": QUESTION, "temperature": 0, "max_tokens": 100, "response_format": City}
+    parsed = client.chat.completions.parse(**options).choices[0].message.parsed  # type: ignore[arg-type]
+    assert isinstance(parsed, City)
+    with client.chat.completions.stream(**options) as stream:  # type: ignore[arg-type]
+        assert stream.get_final_completion().choices[0].message.parsed == parsed
+    old = {"guided_choice": ["Paris", "London"], "guided_decoding_backend": "xgrammar"}
+    answer = client.chat.completions.create(model="smol", messages=QUESTION, temperature=0, extra_body=old)
+    assert answer.choices[0].message.content in ("Paris", "London")
+    warnings = " ".join(answer.model_extra["warnings"])  # type: ignore[index]
+    assert "guided_choice" in warnings
+    assert "guided_decoding_backend" in warnings
+    plain = client.completions.create(
+        model="smol", prompt="1 +", extra_body={"structured_outputs": {"regex": "[0-9]{3}"}}
+    )
+    assert plain.choices[0].text.isdigit()
+    assert plain.choices[0].finish_reason == "stop"
 
 
 def test_over_long_prompts_are_refused(client: openai.OpenAI) -> None:

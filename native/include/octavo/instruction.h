@@ -144,6 +144,7 @@ typedef struct {
   int32_t history_len;    /* prompt and outputs so far */
   int32_t reserved;
   const int32_t* history;
+  const uint32_t* permitted; /* null: all; else a bit a token from bit 0 of word 0, [(vocab + 31) / 32] */
 } OctavoSampling;
 
 /* One step. A sequence s owns the tokens query_starts[s] .. query_starts[s + 1], which stand at consecutive positions

@@ -133,6 +133,7 @@ class OctavoSampling(ctypes.Structure):
         ("history_len", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
         ("history", ctypes.c_uint64),
+        ("permitted", ctypes.c_uint64),
     )
 
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from octavo.errors import InvalidRequestError
 from octavo.flow.delta import TextDelta
 from octavo.flow.sampling_params import SamplingParams
+from octavo.flow.structured_outputs import StructuredOutputsParams
 from octavo.serving.errors import json_response
 from octavo.serving.limits import LONG_TEXT, body_bytes
 from octavo.serving.openai.answers import (
@@ -22,6 +23,7 @@ from octavo.serving.openai.answers import (
     ChatLogprobs,
     ChatMessage,
 )
+from octavo.serving.openai.forms import read_form
 from octavo.serving.openai.generation import (
     AnswerParts,
     Job,
@@ -44,12 +46,13 @@ async def create_chat_completion(request: Request) -> Response:
     state = state_of(request)
     body, warnings = await read_generation(request, state, _READER)
     refuse_tools(body)
-    params = _params(body, state)
+    form, said = read_form(body)
+    params = _params(body, state, form)
     text = await render(request, state, body)
     # The template writes the special tokens that the model expects.
     options = {"add_special_tokens": bool(body.add_special_tokens)}
     job = await open_job(request, state, body, [(text, options)], params)
-    job.warnings += warnings
+    job.warnings += warnings + said
     answer = _Answer(body, job, state)
     if not body.stream:
         parts = await until_disconnect(request.receive, gather(job))
@@ -94,7 +97,7 @@ def _flag(value: object, name: str) -> bool | None:
     return value
 
 
-def _params(body: ChatRequest, state: ServerState) -> SamplingParams:
+def _params(body: ChatRequest, state: ServerState, form: StructuredOutputsParams | None) -> SamplingParams:
     top = body.top_logprobs
     if top is not None and not body.logprobs:
         raise InvalidRequestError("top_logprobs can only be given with logprobs=true", "top_logprobs")
@@ -104,7 +107,8 @@ def _params(body: ChatRequest, state: ServerState) -> SamplingParams:
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     if limit is None:
         limit = state.sampling_defaults.get("max_tokens")
-    return sampling_params(body, state, limit, logprobs=(top or 0) if body.logprobs else None)
+    top = (top or 0) if body.logprobs else None
+    return sampling_params(body, state, limit, logprobs=top, structured_outputs=form)
 
 
 class _Answer:

@@ -11,9 +11,11 @@ from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.flow.delta import TextDelta
 from octavo.flow.result import TokenLogprobs
 from octavo.flow.sampling_params import SamplingParams
+from octavo.flow.structured_outputs import StructuredOutputsParams
 from octavo.serving.errors import json_response
 from octavo.serving.limits import check_counts
 from octavo.serving.openai.answers import Completion, CompletionChoice, CompletionChunk, CompletionLogprobs, Usage
+from octavo.serving.openai.forms import read_form
 from octavo.serving.openai.generation import (
     AnswerParts,
     Job,
@@ -41,10 +43,11 @@ async def create_completion(request: Request) -> Response:
         raise UnsupportedError("suffix: insertion is not supported")
     prompts = read_prompts(body.prompt)
     check_counts(body, len(prompts))
-    params = _params(body, state)
+    form, said = read_form(body)
+    params = _params(body, state, form)
     options = {"add_special_tokens": True if body.add_special_tokens is None else body.add_special_tokens}
     job = await open_job(request, state, body, [(prompt, options) for prompt in prompts], params)
-    job.warnings += warnings
+    job.warnings += warnings + said
     answer = _Answer(body, job, state, prompts)
     if not body.stream:
         parts = await until_disconnect(request.receive, gather(job))
@@ -82,7 +85,7 @@ def _is_ids(item: object) -> bool:
     return isinstance(item, list) and all(type(token) is int for token in cast(list[object], item))
 
 
-def _params(body: CompletionRequest, state: ServerState) -> SamplingParams:
+def _params(body: CompletionRequest, state: ServerState, form: StructuredOutputsParams | None) -> SamplingParams:
     top = body.logprobs
     most = state.inputs.limits.most_logprobs
     if top is not None and not 0 <= top <= most:
@@ -93,7 +96,7 @@ def _params(body: CompletionRequest, state: ServerState) -> SamplingParams:
     if limit == 0 and body.echo:
         limit = 1  # computed and thrown away: the prompt alone is wanted
     prompt = top if body.echo and body.prompt_logprobs is None else body.prompt_logprobs
-    return sampling_params(body, state, limit, logprobs=top, prompt_logprobs=prompt)
+    return sampling_params(body, state, limit, logprobs=top, prompt_logprobs=prompt, structured_outputs=form)
 
 
 class _Answer:

@@ -157,7 +157,10 @@ async def open_job(
 
     # Long texts are tokenized in a thread, so that the event loop keeps serving others.
     size = sum(len(prompt) for prompt, _ in prompts)
-    prepared = await asyncio.to_thread(prepare) if size > LONG_TEXT else prepare()
+    if params.structured_outputs is not None or any("grammar" in options for _, options in prompts):
+        prepared = await state.compile(prepare)
+    else:
+        prepared = await asyncio.to_thread(prepare) if size > LONG_TEXT else prepare()
     tenant, deadlines = tenant_of(request, body.user), read_deadlines(body)
     wished = [with_wishes(item, beam, wish, state.engine.info.pin_tokens) for item in prepared]
     requests = [replace(item, tenant=tenant, **deadlines) for item, _ in wished]
@@ -197,6 +200,8 @@ def error_in(deltas: list[TextDelta], tally: Tally) -> OctavoError | None:
         generated += len(delta.token_ids)
         if delta.finish_reason is FinishReason.ERROR:
             del deltas[number:]
+            if delta.refused:
+                return InvalidRequestError(delta.error or "the request was refused")
             return InternalError(delta.error or "the engine failed on this request")
         if delta.finish_reason is FinishReason.TIMEOUT and not generated:
             del deltas[number:]

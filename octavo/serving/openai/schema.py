@@ -64,15 +64,17 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     explain_cache: bool | None = None
-    # Asked for elsewhere; refused unless neutral (see `refuse_unsupported`).
-    best_of: int | None = None
+    # What form the answer has; see `forms.py`.
     response_format: JsonObject | None = None
     structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    guided_whitespace_pattern: Any = None
     guided_decoding_backend: Any = None
+    # Asked for elsewhere; refused unless neutral (see `refuse_unsupported`).
+    best_of: int | None = None
     logits_processors: Any = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Any = None
@@ -144,11 +146,6 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 # Field -> what it asks for. None, false and empty values ask for nothing.
 _UNSUPPORTED: dict[str, str] = {
-    "structured_outputs": "structured output",
-    "guided_json": "structured output",
-    "guided_regex": "structured output",
-    "guided_choice": "structured output",
-    "guided_grammar": "structured output",
     "logits_processors": "logits processors",
     "truncate_prompt_tokens": "prompt truncation",
     "logprob_token_ids": "log-probabilities of chosen tokens",
@@ -173,9 +170,6 @@ def refuse_unsupported(body: GenerationFields) -> None:
         UnsupportedError: names the field and what it asks for.
     """
     refuse_fields(body)
-    kind = (body.response_format or {}).get("type", "text")
-    if kind != "text":
-        raise UnsupportedError(f"response_format: type {kind!r} is not supported; only 'text' is")
     if body.best_of is not None and body.best_of != (body.n or 1) and not body.use_beam_search:
         raise InvalidRequestError(f"best_of must equal n, got best_of={body.best_of} and n={body.n or 1}", "best_of")
     if body.stream_options is not None and not body.stream:

@@ -1,0 +1,77 @@
+"""Which form a body wants its answer to have: `response_format`, `structured_outputs`, or what older clients send."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from octavo.errors import InvalidRequestError, UnsupportedError
+from octavo.flow.structured_outputs import StructuredOutputsParams, read_structured_outputs
+from octavo.serving.openai.schema import GenerationFields
+
+_OLD_NAMES = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+
+
+def read_form(body: GenerationFields) -> tuple[StructuredOutputsParams | None, list[str]]:
+    """The form, and what should be said about how it was asked for.
+
+    Raises:
+        InvalidRequestError: two forms at once, or one that is wrong; names the field.
+        UnsupportedError: a kind that Octavo does not have.
+    """
+    warnings: list[str] = []
+    old = {name: getattr(body, name) for name in _OLD_NAMES if getattr(body, name) is not None}
+    found = {
+        "response_format": _response_format(body.response_format),
+        "structured_outputs": body.structured_outputs,
+        **{name: {_OLD_NAMES[name]: value} for name, value in old.items()},
+    }
+    given = {name: value for name, value in found.items() if value is not None}
+    if len(given) > 1:
+        raise InvalidRequestError(f"{' and '.join(given)} exclude each other: an answer has one form", list(given)[-1])
+    if old:
+        warnings.append(f"{next(iter(old))} is an old name: use structured_outputs.{_OLD_NAMES[next(iter(old))]}")
+    if body.guided_decoding_backend is not None:
+        warnings.append("guided_decoding_backend has no effect: there is one backend")
+    if not given:
+        if body.guided_whitespace_pattern is not None:
+            warnings.append("guided_whitespace_pattern has no effect without a form")
+        return None, warnings
+    name, value = next(iter(given.items()))
+    if body.guided_whitespace_pattern is not None and isinstance(value, Mapping):
+        value = {"whitespace_pattern": body.guided_whitespace_pattern, **cast("Mapping[str, Any]", value)}
+    if body.use_beam_search:
+        raise UnsupportedError(f"{name} does not go with use_beam_search: beams are chosen by the model alone")
+    if body.ignore_eos:
+        warnings.append("ignore_eos has no effect: the answer ends where its form ends")
+    try:
+        return read_structured_outputs(value), warnings
+    except InvalidRequestError as error:
+        raise InvalidRequestError(str(error).replace("structured_outputs", name, 1), name) from None
+
+
+def _response_format(form: object) -> dict[str, Any] | None:
+    """OpenAI's object as the fields of StructuredOutputsParams; None asks for nothing."""
+    if form is None:
+        return None
+    fields = cast("Mapping[str, Any]", form)
+    kind = fields.get("type", "text")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"json_object": True}
+    if kind == "json_schema":
+        described = fields.get("json_schema")
+        schema = cast("Mapping[str, Any]", described).get("schema") if isinstance(described, Mapping) else None
+        if schema is None:
+            raise InvalidRequestError("response_format: json_schema.schema is missing", "response_format")
+        return {"json": schema}
+    if kind == "structural_tag":
+        return {"structural_tag": fields}
+    raise UnsupportedError(
+        f"response_format: type {str(kind)[:64]!r} is not supported; 'text', 'json_object', 'json_schema' and "
+        "'structural_tag' are"
+    )
