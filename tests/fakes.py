@@ -22,6 +22,16 @@ def window(size: int) -> KVCacheGroup:
     return KVCacheGroup("window", size, (0,))
 
 
+def chunked(size: int) -> KVCacheGroup:
+    """A group of chunked-local attention."""
+    return KVCacheGroup("chunked", size, (0,))
+
+
+def state(pages: int = 1) -> KVCacheGroup:
+    """A group of recurrent states; it comes last."""
+    return KVCacheGroup("state", None, (0,), pages)
+
+
 def request(
     id: str, prompt: Sequence[int], max_tokens: int = 4, *, n: int = 1, priority: int = 0, **options: object
 ) -> GenerationRequest:
@@ -62,17 +72,25 @@ def _draw(view: Sequence[int], sampling: Sampling, vocab: int, banned: Sequence[
 
 
 def visible(group: KVCacheGroup, position: int) -> range:
-    """The positions that a query reads."""
+    """The positions that a query reads, of keys and values."""
+    if group.kind == "chunked":
+        assert group.window is not None
+        return range(position // group.window * group.window, position + 1)
     return range(0 if group.window is None else max(0, position - group.window + 1), position + 1)
 
 
 def view_of(tokens: Sequence[int], groups: Sequence[KVCacheGroup]) -> list[int]:
     """What the groups see when the token after `tokens` is drawn."""
+    recurrent = [group for group in groups if group.is_state]
+    keeping = [group for group in groups if not group.is_state]
     values: list[int] = []
+    state = 0
     for position, token in enumerate(tokens):
-        seen = [values[position - 1] for group in groups if position and position - 1 in visible(group, position)]
-        values.append(_mix(token, *seen))
-    return [values[position] for group in groups for position in visible(group, len(tokens) - 1)]
+        seen = [values[position - 1] for group in keeping if position and position - 1 in visible(group, position)]
+        values.append(_mix(token, *seen, *([state] * len(recurrent))))
+        state = _mix(state, values[-1])
+    view = [values[position] for group in keeping for position in visible(group, len(tokens) - 1)]
+    return view + [state] * len(recurrent)
 
 
 def oracle(
@@ -101,6 +119,8 @@ class _Slot:
     arrival: SlotArrival
     tokens: list[int]
     tables: list[list[int]]
+    state_pages: tuple[int, ...] = ()  # that hold what the last step left
+    state: int = 0
 
 
 @dataclass
@@ -116,13 +136,15 @@ class FakeExecutor:
 
     A block holds, for every position, a value that depends on the token and on what the position before left in the
     cache. A token depends on all values that its groups can see. So a wrong table, a block that was given away too
-    early or written twice changes an answer, or is caught as a read of something foreign.
+    early or written twice changes an answer, or is caught as a read of something foreign. A recurrent state is read
+    from its pages when a step begins, and written when it ends.
     """
 
     def __init__(
         self, groups: Sequence[KVCacheGroup] = (FULL,), num_blocks: int = 64, block_size: int = 4, vocab: int = 50
     ) -> None:
-        self.groups = tuple(groups)
+        self.groups = tuple(group for group in groups if not group.is_state)
+        self.state_count = sum(group.pages for group in groups if group.is_state)
         self.block_size = block_size
         self.vocab = vocab
         self.plans: list[StepPlan] = []
@@ -167,11 +189,15 @@ class FakeExecutor:
     def _run(self, row: PlannedRow) -> int | None:
         slot = self._slots[row.slot]
         assert slot.arrival.sequence == row.sequence, "the row's slot belongs to another sequence"
-        for table, blocks in zip(slot.tables, row.new_blocks, strict=True):
+        for table, blocks in zip(slot.tables, row.new_blocks, strict=False):
             table.extend(blocks)
+        assert len(row.new_blocks) == len(slot.tables) + bool(self.state_count)
         end = row.start + row.count
+        told = row.new_blocks[-1] if self.state_count else ()
+        self._load_state(slot, row.start, told)
         for position in range(row.start, end):
             self._write(slot, position)
+        self._store_state(slot, end, told)
         assert row.samples == (end == len(slot.tokens)), "a token is drawn exactly after the last known one"
         if not row.samples:
             return None
@@ -187,7 +213,29 @@ class FakeExecutor:
             self._read(slot, index, position)
             for index, group in enumerate(self.groups)
             for position in visible(group, end - 1)
-        ]
+        ] + [slot.state] * bool(self.state_count)
+
+    def _load_state(self, slot: _Slot, start: int, told: tuple[int, ...]) -> None:
+        """What the last step, or another sequence, left after the token before `start`."""
+        count = self.state_count
+        assert len(told) in (0, count, 2 * count)
+        slot.state = 0
+        pages = told[:count] if len(told) == 2 * count else slot.state_pages or told
+        assert not count or len(pages) == count
+        if not start:
+            return
+        for page, block in enumerate(pages):
+            cell = self._cells[block][0]
+            assert cell is not None, "a page of a state was never written"
+            assert cell[:2] == (len(self.groups) + page, start - 1), f"the state before {start} is {cell[:2]}"
+            assert page == 0 or cell[2] == slot.state
+            slot.state = cell[2]
+
+    def _store_state(self, slot: _Slot, end: int, told: tuple[int, ...]) -> None:
+        if told:
+            slot.state_pages = told[-self.state_count :]
+        for page, block in enumerate(slot.state_pages):
+            self._cells[block] = [(len(self.groups) + page, end - 1, slot.state)] + [None] * (self.block_size - 1)
 
     def _write(self, slot: _Slot, position: int) -> None:
         seen = [
@@ -195,7 +243,8 @@ class FakeExecutor:
             for index, group in enumerate(self.groups)
             if position and position - 1 in visible(group, position)
         ]
-        value = _mix(slot.tokens[position], *seen)
+        value = _mix(slot.tokens[position], *seen, *([slot.state] * bool(self.state_count)))
+        slot.state = _mix(slot.state, value)
         for index, table in enumerate(slot.tables):
             block = self._cells[table[position // self.block_size]]
             block[position % self.block_size] = (index, position, value)
@@ -224,7 +273,11 @@ class FakeExecutor:
             return ()
         last = min(row.start + row.count, slot.arrival.prompt_len - 1)
         return tuple(
-            TokenLogprobs((slot.tokens[position + 1],), (-float(self._read(slot, 0, position)),), 1)
+            TokenLogprobs(
+                (slot.tokens[position + 1],),
+                (-float(self._read(slot, 0, position) if self.groups else slot.tokens[position]),),
+                1,
+            )
             for position in range(row.start, last)
         )
 

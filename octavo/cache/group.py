@@ -33,9 +33,10 @@ class KVCacheGroup:
         """It keeps a state after a token instead of something for every token."""
         return self.kind == "state"
 
-    def tail(self, block_size: int) -> int | None:
-        """How many of a prefix's last blocks the next token reads; None when it reads all."""
-        return None if self.window is None else -(-(self.window - 1) // block_size)
+    @property
+    def is_whole(self) -> bool:
+        """Nothing of it is ever let go of."""
+        return self.kind in ("full", "latent")
 
     def first_read(self, position: int, block_size: int) -> int:
         """Index of the first block that a query at `position` reads. Position 0 reads no state."""
@@ -75,6 +76,48 @@ def state_interval(groups: Sequence[KVCacheGroup], block_size: int) -> int:
     is bounded by bytes: with the interval that is returned half of what a cached prefix takes are states. 0: no states.
     """
     state = sum(group.pages for group in groups if group.is_state)
-    growing = sum(group.kind in ("full", "latent") for group in groups)
+    growing = sum(group.is_whole for group in groups)
     least = -(-_LEAST_SPAN // block_size)
     return max(least, -(-state // max(1, growing))) if state else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What the token after a prefix reads of one page of each of its blocks.
+
+    A block of keys and values is one page in each group, a recurrent state is several pages of one group: all of them
+    are found, stored and brought back one by one.
+
+    Attributes:
+        pages: which are needed together for anything to be gained.
+        tokens: that need not be computed then.
+    """
+
+    group: KVCacheGroup
+    block_size: int
+    pages: int
+    tokens: int
+
+    @property
+    def whole(self) -> bool:
+        """It is all blocks."""
+        return self.group.is_whole
+
+    def first(self, length: int) -> int:
+        """The first of a prefix's `length` blocks that is read; `length` when none is."""
+        return self.group.first_needed(length, self.block_size)
+
+
+def tails_of(groups: Sequence[KVCacheGroup], block_size: int, interval: int = 0) -> tuple[Tail, ...]:
+    """One entry for each page that stands for a block: one in a group of keys and values, `pages` in one of states.
+
+    Args:
+        interval: blocks between two states that are kept; 0: see `state_interval`.
+    """
+    keeping = sum(not group.is_state for group in groups)
+    span = (interval or state_interval(groups, block_size)) * block_size
+    return tuple(
+        Tail(group, block_size, group.pages, span) if group.is_state else Tail(group, block_size, keeping, block_size)
+        for group in groups
+        for _ in range(group.pages)
+    )

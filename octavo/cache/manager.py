@@ -1,18 +1,12 @@
-"""Gives sequences their cache blocks, shares what may be shared, and forgets the right things first."""
+"""Gives sequences their cache blocks, shares what may be shared, and takes back what is not read any more."""
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
 
 from octavo.cache.block import BlockHash, BlockId, CacheScope, extend_hashes, root_hash
-from octavo.cache.branches import Branches
-from octavo.cache.eviction import POLICIES, BlockUse
-from octavo.cache.explain import MissJournal
-from octavo.cache.group import KVCacheGroup
-from octavo.cache.history import EvictionHistory
+from octavo.cache.contents import CachedContents
+from octavo.cache.group import KVCacheGroup, state_interval, tails_of
 from octavo.cache.options import CacheOptions, CacheStats
-from octavo.cache.pool import BlockPool
-from octavo.cache.prefix_index import PrefixIndex
-from octavo.cache.reuse import Beginning, ReuseModel, kind_of_request, kind_of_reuse
+from octavo.cache.state import StateKeeper
 from octavo.cache.table import BlockTable, CacheTerms, NewBlocks, PrefixMatch, SequenceBlocks
 from octavo.cache.tier_device import DeviceBlocks
 from octavo.cache.tier_prefix import StagedPrefix
@@ -22,7 +16,6 @@ from octavo.flow.cache_report import CacheMiss, CacheReport
 from octavo.flow.plan import BlockCopy
 
 _UNLIMITED = 1 << 60  # tokens
-_MOST_REMEMBERED = 1 << 16  # evicted blocks
 _NO_TERMS = CacheTerms()
 
 
@@ -32,9 +25,10 @@ class CacheManager:
     A block is written by one sequence until it is full; only full, computed blocks are published, and a published block
     is never written again. So whoever shares a block shares something constant. A block that is not full yet can be
     taken over from a living sequence (`fork`): it is copied in the step in which the fork first writes into it, and
-    not at all when the fork begins at a block border.
+    not at all when the fork begins at a block border. Recurrent states have rules of their own: see state.py.
 
     Args:
+        groups: at most one of recurrent states, the last one.
         tiers: where evicted blocks go and come back from, if anywhere.
 
     Raises:
@@ -42,27 +36,25 @@ class CacheManager:
     """
 
     def __init__(self, groups: Sequence[KVCacheGroup], options: CacheOptions, tiers: CacheTiers | None = None) -> None:
-        if options.num_blocks < len(groups):
+        size, interval = options.block_size, options.state_interval or state_interval(groups, options.block_size)
+        least = sum(group.pages for group in groups)
+        if options.num_blocks < least:
             raise ConfigError(
-                f"{options.num_blocks} cache blocks are too few: a token needs {len(groups)}, one for each cache group"
+                f"{options.num_blocks} cache blocks are too few: a token needs {least}, one for each cache group"
+                f"{' and those of a recurrent state' if interval else ''}"
             )
-        self.block_size = options.block_size
+        self.block_size = size
         self.prefix_caching = options.prefix_caching
         self.no_blocks: NewBlocks = tuple(() for _ in groups)
-        self._groups = tuple(groups)
-        self._sliding = tuple(index for index, group in enumerate(groups) if group.window is not None)
-        self._fingerprint = options.fingerprint
-        self._index = PrefixIndex([group.tail(options.block_size) for group in groups])
-        self._reuse = ReuseModel()
-        policy = options.eviction if callable(options.eviction) else POLICIES[options.eviction]
-        key = policy(options.num_blocks, options.block_size, self._reuse)
-        budget = int(options.pin_budget * options.num_blocks)
-        self._pool = BlockPool(options.num_blocks, key, self._reuse, self._evict, budget)
-        self._history = EvictionHistory(min(options.num_blocks, _MOST_REMEMBERED))
-        self._branches = Branches()
-        self._journal = MissJournal(self._index, self._history, self._branches)
-        self._taker = ""  # whose room is being made
         self.tiers = tiers
+        self._groups = tuple(group for group in groups if not group.is_state)
+        self._sliding = tuple(index for index, group in enumerate(self._groups) if not group.is_whole)
+        self._fingerprint = options.fingerprint
+        self._contents = CachedContents(tails_of(groups, size, interval), options, tiers)
+        self._pool, self._index = self._contents.pool, self._contents.index
+        self._states: StateKeeper | None = None
+        for group in groups[len(self._groups) :]:
+            self._states = StateKeeper(group, self._contents, size, interval, options.prefix_caching)
         self._generation = 0
         if tiers is not None:
             tiers.attach(DeviceBlocks(self._index, self._pool))
@@ -83,27 +75,42 @@ class CacheManager:
         """It is `now`, in seconds: what is kept only for a time may be over."""
         self._pool.advance(now)
 
+    # --- what need not be computed -----------------------------------------------------------------------------------
+
     def match_prefix(self, held: SequenceBlocks, token_ids: Sequence[int], limit: int | None = None) -> PrefixMatch:
         """The longest cached prefix that every group can use, in whole blocks.
 
         Args:
             limit: most tokens to take from the cache. At least the last token is always left to compute.
         """
-        size = self.block_size
-        most = len(token_ids) - 1 if limit is None else min(limit, len(token_ids) - 1)
-        if not self.prefix_caching or most < size or not len(self._index):
-            held.kind = self._kind(held, 0, len(token_ids))
-            return PrefixMatch(0, self.no_blocks, (0,) * len(self._groups))
+        size, index = self.block_size, self._index
+        most = (len(token_ids) - 1 if limit is None else min(limit, len(token_ids) - 1)) // size
+        if not self.prefix_caching or not most or not len(index):
+            return self._matched(held, token_ids, 0, 0)
         key_at, hashes = self._chain(held, token_ids), held.hashes
-        length = self._index.longest(key_at, most // size)
-        held.kind = self._kind(held, length, len(token_ids))
-        firsts = tuple(self._index.first_needed(group, length) for group in range(len(self._groups)))
+        length = index.longest(key_at, most)
+        reach = length if self._states is None or not self._groups else index.longest_keys(key_at, most)
+        match = self._matched(held, token_ids, length, reach)
+        if not length:
+            return match
+        firsts = tuple(group.first_needed(length, size) for group in self._groups)
         # What a window group does not need is never read: any id stands for it.
         blocks = tuple(
-            (0,) * first + tuple(self._index.block(group, hashes[index]) for index in range(first, length))
+            (0,) * first + tuple(index.block(group, hashes[entry]) for entry in range(first, length))
             for group, first in enumerate(firsts)
         )
-        return PrefixMatch(length * size, blocks, firsts)
+        first = len(self._groups)
+        pages = 0 if self._states is None else self._states.pages
+        state = tuple(index.block(row, hashes[length - 1]) for row in range(first, first + pages))
+        return PrefixMatch(length * size, blocks, firsts, state=state)
+
+    def _matched(self, held: SequenceBlocks, token_ids: Sequence[int], length: int, reach: int) -> PrefixMatch:
+        """`length` blocks were found: note what that says of the sequence. Returns an empty match."""
+        last = held.hashes[length - 1] if length else None
+        held.kind = self._contents.kind_of(held.terms, last, len(token_ids) - length * self.block_size)
+        if self._states is not None:
+            held.marks = self._states.marks(length, reach, (len(token_ids) - 1) // self.block_size)
+        return PrefixMatch(0, tuple(() for _ in self._groups), (0,) * len(self._groups))
 
     def look_back(
         self,
@@ -138,11 +145,14 @@ class CacheManager:
         have = self._index.longest(key_at, most // self.block_size)
         return self.tiers.stage(key_at, held.hashes, most // self.block_size, have)
 
-    def fork(self, held: SequenceBlocks, donor: SequenceBlocks, tokens: int) -> PrefixMatch | None:
+    def fork(
+        self, held: SequenceBlocks, donor: SequenceBlocks, tokens: int, reached: int | None = None
+    ) -> PrefixMatch | None:
         """What a sequence that holds nothing can take over from one that is alive, up to the middle of a block.
 
         Args:
             donor: has computed the first `tokens` tokens of `held`'s sequence, with the same salt.
+            reached: tokens that it will have computed when blocks are copied (None: no more).
 
         Returns:
             None when the donor has let go of what `held` would read, or was begun before the cache was reset.
@@ -153,6 +163,13 @@ class CacheManager:
         gone = any(table.first > first for table, first in zip(donor.tables, firsts, strict=True))
         if tokens < 1 or gone or donor.generation != self._generation:
             return None
+        state: tuple[BlockId, ...] = ()
+        moves = False
+        if self._states is not None:
+            found = self._states.of_donor(donor, tokens, tokens if reached is None else reached)
+            if found is None:
+                return None
+            state, moves = found
         self._refresh(held)
         held.kind = donor.kind
         if len(held.hashes) < whole:
@@ -166,6 +183,8 @@ class CacheManager:
             firsts,
             tuple(table.blocks[whole] for table in donor.tables) if started else (),
             forked=True,
+            state=state,
+            state_moves=moves,
         )
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
@@ -174,13 +193,19 @@ class CacheManager:
         self._copies.clear()
         return copies
 
+    # --- blocks for what is computed ---------------------------------------------------------------------------------
+
     def room(self, held: SequenceBlocks, start: int, match: PrefixMatch | None = None) -> int:
         """The most tokens from position `start` on that `reserve` would grant now."""
         if match is not None:
-            started = match.tokens % self.block_size
-            return max(0, self._tokens_in(self._left(held, match)) - started)
+            return max(0, self._room(held, match) - match.tokens % self.block_size)
         self._slide(held, start)
-        return held.capacity - start + self._tokens_in(self._left(held))
+        return held.capacity - start + self._room(held, None)
+
+    def until_state(self, held: SequenceBlocks, start: int, count: int) -> int:
+        """How many of `count` tokens from position `start` on a step should compute, so that it ends with a recurrent
+        state that is worth keeping, if there is one on the way."""
+        return count if self._states is None else self._states.until_kept(held, start, count)
 
     def reserve(
         self, held: SequenceBlocks, start: int, count: int, match: PrefixMatch | None = None
@@ -194,41 +219,47 @@ class CacheManager:
             match: for a sequence that holds nothing: the cached prefix to take over, `match.tokens == start`.
 
         Returns:
-            The entries that each group's table gained; None when there are not enough blocks.
+            The entries that each group's table gained (of states, see PlannedRow); None when there are not enough
+            blocks.
         """
         if start + count <= held.capacity:
             return self.no_blocks
-        pool, groups = self._pool, len(self._groups)
+        size, groups = self.block_size, len(self._groups)
         if match is None:
             self._slide(held, start)
-            length = len(held.tables[0].blocks) if groups else 0
+            length = held.capacity // size
         else:
-            length = match.tokens // self.block_size
-        grow = -(-(start + count) // self.block_size) - length
-        if grow * groups > self._left(held, match):
+            length = match.tokens // size
+        last = (start + count - 1) // size
+        grow = last + 1 - length
+        state = self._state_needed(held, match)
+        needed = grow * groups + state
+        if needed > self._free_for(held, match):
             return None
         if held.capacity == 0:
             self._refresh(held)
         if match is not None:
             self._take_over(held, match)
-        if grow * groups > pool.available:
-            pool.yield_pins(grow * groups - pool.available)
-        self._taker = held.terms.owner
-        taken = pool.allocate(grow * groups)
+        if needed > self._pool.available:
+            self._pool.yield_pins(needed - self._pool.available)
+        self._contents.taker = held.terms.owner
+        taken = self._pool.allocate(grow * groups)
         gained: NewBlocks = tuple(tuple(taken[group * grow : (group + 1) * grow]) for group in range(groups))
         for table, blocks in zip(held.tables, gained, strict=True):
             table.blocks.extend(blocks)
-        held.capacity = (length + grow) * self.block_size
-        if match is None:
+        held.capacity = (length + grow) * size
+        if match is not None:
+            self._copies += [
+                BlockCopy(tail, fresh[0]) for tail, fresh in zip(match.tails, gained, strict=bool(match.tails))
+            ]
+            gained = tuple(cached + fresh for cached, fresh in zip(match.blocks, gained, strict=True))
+        if self._states is None:
             return gained
-        self._copies += [
-            BlockCopy(tail, fresh[0]) for tail, fresh in zip(match.tails, gained, strict=bool(match.tails))
-        ]
-        return tuple(cached + fresh for cached, fresh in zip(match.blocks, gained, strict=True))
+        return (*gained, self._states.grow(held, start, last, state, match, self._copies))
 
     def publish(self, held: SequenceBlocks, token_ids: Sequence[int], computed: int) -> None:
         """Make the full blocks among the first `computed` tokens findable. Their contents must be there."""
-        size = self.block_size
+        size, contents = self.block_size, self._contents
         first, last = held.publish_at // size - 1, computed // size
         held.publish_at = (last + 1) * size
         if held.generation != self._generation:
@@ -237,27 +268,43 @@ class CacheManager:
             while len(held.hashes) <= index:
                 extend_hashes(held.hashes, held.root, token_ids, size, held.scope)
             key = held.hashes[index]
-            found = [
-                table.blocks[index]
-                for group, table in enumerate(held.tables)
-                if index >= table.first and self._index.insert(group, key, table.blocks[index])
-            ]
+            blocks = [(group, table.blocks[index]) for group, table in enumerate(held.tables) if index >= table.first]
+            if self._states is not None:
+                blocks += enumerate(self._states.at(held, index, computed), len(self._groups))
+            found = [block for row, block in blocks if self._index.insert(row, key, block)]
             if found:
-                self._keep(held, key, index, found)
+                contents.keep(held.terms, held.kind, key, index, found)
+                if held.terms.retention and (index + 1) * size <= held.terms.pinned:
+                    contents.pin(found, held.terms.retention)
                 parent = held.hashes[index - 1] if index else held.root
-                self._branches.add(parent, key, token_ids[index * size : (index + 1) * size])
+                contents.branches.add(parent, key, token_ids[index * size : (index + 1) * size])
 
     def release(self, held: SequenceBlocks, forget: bool = False) -> None:
         """Give back everything. With `forget`, what the sequence published or read is not offered to others again."""
-        for table in held.tables:
-            blocks = table.held()
+        parts = [table.held() for table in held.tables] + [list(pages) for pages in held.states.values()]
+        for blocks in parts:
             if forget:
-                for block in blocks:
-                    self._forget(block)
+                self._contents.forget(blocks)
             self._pool.release(blocks)
+        for table in held.tables:
             table.clear()
+        held.states.clear()
         held.capacity = 0
         held.publish_at = self.block_size if self.prefix_caching else _UNLIMITED
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached contents. Running sequences keep their blocks but never share them any more."""
+        self._generation += 1
+        self.forget_device()
+        if self.tiers is not None:
+            self.tiers.reset(self._generation)
+        return True
+
+    def forget_device(self) -> None:
+        """The device's memory is about to lose its contents; tiers keep theirs. Nothing may be held."""
+        self._contents.clear()
+
+    # --- what sequences take -----------------------------------------------------------------------------------------
 
     def longest_sequence(self, chunked: bool) -> int:
         """The most tokens that one sequence alone can hold; without chunks its prompt is computed at once."""
@@ -271,13 +318,14 @@ class CacheManager:
         return low
 
     def peak(self, length: int, chunk: int) -> int:
-        """Most blocks that a sequence of `length` tokens ever holds when at most `chunk` are computed at once."""
-        return sum(group.peak(length, chunk, self.block_size) for group in self._groups)
+        """Most blocks that a sequence of `length` tokens ever needs when at most `chunk` are computed at once."""
+        needed = sum(group.peak(length, chunk, self.block_size) for group in self._groups)
+        return needed if self._states is None or not length else needed + self._states.pages
 
     def shared(self, match: PrefixMatch) -> int:
-        """How many of a match's blocks others hold at this moment: they cost nothing."""
-        needed = sum(len(blocks) - first for blocks, first in zip(match.blocks, match.firsts, strict=True))
-        return needed - self._revived(match)
+        """How many of a match's blocks others hold at this moment: they cost nothing. A state always costs pages."""
+        tables = zip(match.blocks, match.firsts, strict=True)
+        return sum(not self._pool.is_available(block) for blocks, first in tables for block in blocks[first:])
 
     def victims(self, blocks: int, members: Sequence[SequenceBlocks]) -> int | None:
         """How many of `members`, the first ones first, must let go of theirs to make `blocks` more available.
@@ -289,10 +337,9 @@ class CacheManager:
         for count, held in enumerate(members):
             if blocks <= 0:
                 return count
-            for table in held.tables:
-                for block in table.held():
-                    left[block] = left.get(block, self._pool.references[block]) - 1
-                    blocks -= not left[block]
+            for block in held.held():
+                left[block] = left.get(block, self._pool.references[block]) - 1
+                blocks -= not left[block]
         return len(members) if blocks <= 0 else None
 
     @property
@@ -303,36 +350,20 @@ class CacheManager:
     @property
     def pin_tokens(self) -> int:
         """Tokens of one prompt that may be pinned."""
-        groups = max(1, len(self._groups))
-        return self._pool.pins.budget // groups * self.block_size if self.prefix_caching else 0
+        state = 0 if self._states is None else self._states.pages
+        blocks = max(0, self._pool.pins.budget - state) // max(1, len(self._groups))
+        return blocks * self.block_size if self.prefix_caching else 0
 
     @property
     def num_blocks(self) -> int:
         """All blocks."""
         return self._pool.num_blocks
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached contents. Running sequences keep their blocks but never share them any more."""
-        self._generation += 1
-        self.forget_device()
-        if self.tiers is not None:
-            self.tiers.reset(self._generation)
-        return True
-
-    def forget_device(self) -> None:
-        """The device's memory is about to lose its contents; tiers keep theirs. Nothing may be held."""
-        self._index.clear()
-        self._branches.clear()
-        self._history.clear()
-        self._pool.drop_all()
-
     def stats(self) -> CacheStats:
         """A reading."""
-        pool, pins = self._pool, self._pool.pins
-        used, cached = pool.referenced, pool.cached
-        free = pool.num_blocks - used - cached
-        counts = (pool.evictions, len(pins), pins.refused, pins.broken)
-        return CacheStats(pool.num_blocks, used, cached, free, *counts, self._journal.counts())
+        return self._contents.stats()
+
+    # --- inside ------------------------------------------------------------------------------------------------------
 
     def _chain(self, held: SequenceBlocks, token_ids: Sequence[int]) -> Callable[[int], BlockHash]:
         """The hash of a sequence's i-th block; computed when first asked for."""
@@ -354,15 +385,11 @@ class CacheManager:
             held.root = root_hash(*fields, held.scope.salt, held.scope.adapter)
             held.hashes.clear()
 
-    def _revived(self, match: PrefixMatch) -> int:
-        """How many of a match's blocks count as available now but would not when the match is taken over."""
-        return sum(map(self._pool.is_available, _held_by(match)))
-
     def _miss(
         self, held: SequenceBlocks, token_ids: Sequence[int], found: int, limit: int | None, explain: bool
     ) -> CacheMiss:
         """Why block `found` of a prompt was not."""
-        size, journal = self.block_size, self._journal
+        size, journal = self.block_size, self._contents.journal
         start = found * size
         tokens = (len(token_ids) - 1) // size * size - start
         if not self.prefix_caching:
@@ -375,47 +402,39 @@ class CacheManager:
         miss = journal.note(cause, start, tokens)
         return journal.explain(miss, parent, key, token_ids[start:], self._pool.now) if explain else miss
 
-    def _left(self, held: SequenceBlocks, match: PrefixMatch | None = None) -> int:
+    def _alone(self, held: SequenceBlocks) -> bool:
+        """Nobody else holds anything."""
+        return self._pool.referenced == held.count()
+
+    def _free_for(self, held: SequenceBlocks, match: PrefixMatch | None) -> int:
         """Blocks that a sequence could be given now, when it takes over `match`."""
         pool, pins = self._pool, self._pool.pins
-        left = pool.available - (0 if match is None else self._revived(match))
-        if pins.resting and pool.referenced == sum(len(table.blocks) - table.first for table in held.tables):
-            left += pins.resting - (0 if match is None else sum(map(pins.is_resting, _held_by(match))))
+        left = pool.available - (0 if match is None else sum(map(pool.is_available, match.held())))
+        if pins.resting and self._alone(held):
+            left += pins.resting - (0 if match is None else sum(map(pins.is_resting, match.held())))
         return left
 
-    def _keep(self, held: SequenceBlocks, key: BlockHash, index: int, blocks: Sequence[BlockId]) -> None:
-        """Blocks that can be found from now on are treated as their sequence's terms say."""
-        pool, terms, kind, hits = self._pool, held.terms, held.kind, 0
-        lost = self._history.take(key)
-        if lost is not None:  # so this is one more use of the same contents
-            self._reuse.regret(lost.kind)
-            hits = lost.hits + 1
-            kind = kind_of_reuse(hits)
-        pins = terms.retention and (index + 1) * self.block_size <= terms.pinned
-        observed = True  # the first one, for all groups
-        for block in blocks:
-            pool.keep(block, BlockUse(index, 0, hits, kind, observed, terms.urgency))
-            observed = False
-            if pins:
-                pool.pin(block, terms.retention)
+    def _state_needed(self, held: SequenceBlocks, match: PrefixMatch | None) -> int:
+        """Pages for the recurrent state without which the sequence cannot go on into another block."""
+        return 0 if self._states is None else self._states.needed(held, match, self._alone(held))
 
-    def _kind(self, held: SequenceBlocks, found: int, tokens: int) -> int:
-        """The kind of the blocks that a prompt of `tokens` tokens fills when its first `found` blocks are cached."""
-        beginning: Beginning = "new"
-        if held.terms.returns:
-            beginning = "returns"
-        elif found:
-            beginning = "branches" if self._branches.follows(held.hashes[found - 1]) else "continues"
-        return kind_of_request(beginning, tokens - found * self.block_size)
+    def _room(self, held: SequenceBlocks, match: PrefixMatch | None) -> int:
+        """Tokens of whole blocks that a sequence could be given now, when each group needs its own."""
+        blocks = self._free_for(held, match) - self._state_needed(held, match)
+        groups = len(self._groups)
+        if blocks < 0:
+            return 0
+        return blocks // groups * self.block_size if groups else _UNLIMITED
 
     def _take_over(self, held: SequenceBlocks, match: PrefixMatch) -> None:
         terms = held.terms
-        self._pool.share(_held_by(match), reused=not match.forked, urgency=terms.urgency)
+        self._pool.share(match.held(), reused=not match.forked, urgency=terms.urgency)
         if terms.retention:
             last = terms.pinned // self.block_size
             for blocks, first in zip(match.blocks, match.firsts, strict=True):
-                for block in blocks[first:last]:
-                    self._pool.pin(block, terms.retention)
+                self._contents.pin(blocks[first:last], terms.retention)
+            if not match.state_moves and match.tokens <= terms.pinned:
+                self._contents.pin(match.state, terms.retention)
         for table, blocks, first in zip(held.tables, match.blocks, match.firsts, strict=True):
             table.blocks = list(blocks)
             table.first = first
@@ -430,35 +449,5 @@ class CacheManager:
             if first > table.first:
                 self._pool.release(table.blocks[table.first : first])
                 table.first = first
-
-    def _evict(self, block: BlockId, use: BlockUse) -> None:
-        """A cached block is given to someone else."""
-        group, key = self._index.place(block)
-        if self.tiers is not None:
-            self.tiers.evicted(block, group, key)
-        self._history.note(key, use, self._pool.now, self._taker)
-        self._unlist(block, key)
-
-    def _forget(self, block: int) -> None:
-        if block in self._index:
-            group, key = self._index.place(block)
-            if self.tiers is not None:
-                self.tiers.forget(group, key)
-            self._unlist(block, key)
-            self._pool.drop(block)
-
-    def _unlist(self, block: BlockId, key: BlockHash) -> None:
-        """A block cannot be found any more; nor, when it was the last one of its hash, what it followed."""
-        self._index.remove(block)
-        if not self._index.holds(key):
-            self._branches.remove(key)
-
-    def _tokens_in(self, blocks: int) -> int:
-        """Tokens that `blocks` can hold, when each group needs its own."""
-        groups = len(self._groups)
-        return blocks // groups * self.block_size if groups else _UNLIMITED
-
-
-def _held_by(match: PrefixMatch) -> Iterator[BlockId]:
-    """The blocks that whoever takes a match over holds."""
-    return chain.from_iterable(blocks[first:] for blocks, first in zip(match.blocks, match.firsts, strict=True))
+        if self._states is not None:
+            self._states.slide(held)

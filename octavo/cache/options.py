@@ -10,7 +10,8 @@ class CacheOptions:
     """How a cache is laid out.
 
     `fingerprint` names what else changes the numbers in a block: the model's content, the cache's element type.
-    `pin_budget` is the share of the blocks that may be pinned.
+    `pin_budget` is the share of the blocks that may be pinned. `state_interval`: blocks between two recurrent states
+    that are kept; 0: see group.state_interval.
     """
 
     num_blocks: int
@@ -19,6 +20,7 @@ class CacheOptions:
     eviction: EvictionName | EvictionPolicy = "priority-frequency"
     fingerprint: str = ""
     pin_budget: float = 0.25
+    state_interval: int = 0
 
 
 @dataclass(frozen=True, slots=True)

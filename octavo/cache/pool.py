@@ -59,6 +59,11 @@ class BlockPool:
         """The block counts among those that are."""
         return self.references[block] == 0 and not self.pins.is_resting(block)
 
+    def is_pinned(self, block: BlockId) -> bool:
+        """The block's contents are to stay for some time, whether someone reads them or not."""
+        use = self._uses.get(block)
+        return use is not None and bool(use.retention)
+
     def advance(self, now: float) -> None:
         """It is `now` (seconds, never less than before): pins whose time is over become usual cached blocks."""
         self.now = now
@@ -77,6 +82,9 @@ class BlockPool:
         taken = free[len(free) - count :] if count <= len(free) else free[:]
         del free[len(free) - len(taken) :]
         for _ in range(count - len(taken)):
+            if free:  # by an eviction that made others worthless
+                taken.append(free.pop())
+                continue
             block = self._order.pop()
             use = self._uses.pop(block)
             if use.observed:

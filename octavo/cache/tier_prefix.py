@@ -4,16 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from octavo.cache.block import BlockHash
+from octavo.cache.group import Tail
 from octavo.cache.tier import TierKey
 
-Holds = Callable[[int, BlockHash], bool]  # whether a group's block can be had
+Holds = Callable[[int, BlockHash], bool]  # whether a row's block can be had
 
 
 @dataclass(slots=True)
 class StagedPrefix:
     """A waiting sequence's prefix that is on its way back to the device. The CacheTiers own it.
 
-    `hashes` are the sequence's own, which only grow. `missing`: (group, index) of what is not on the device yet.
+    `hashes` are the sequence's own, which only grow. `missing`: (row, index) of what is not on the device yet.
     """
 
     generation: int
@@ -27,44 +28,35 @@ class StagedPrefix:
     fetched: set[TierKey] = field(default_factory=set[TierKey])  # each comes back once
 
 
-def first_needed(tail: int | None, length: int) -> int:
-    """The first of a prefix's `length` blocks that a group reads which needs the last `tail` (None: all)."""
-    return 0 if tail is None else max(0, length - tail)
+def needed(tails: Sequence[Tail], length: int) -> list[tuple[int, int]]:
+    """(row, index) of every block that a prefix of `length` blocks needs, in the order of the prefix."""
+    pairs = [(index, row) for row, tail in enumerate(tails) for index in range(tail.first(length), length)]
+    return [(row, index) for index, row in sorted(pairs)]
 
 
-def needed(tails: Sequence[int | None], length: int) -> list[tuple[int, int]]:
-    """(group, index) of every block that a prefix of `length` blocks needs, in the order of the prefix."""
-    pairs = [(index, group) for group, tail in enumerate(tails) for index in range(first_needed(tail, length), length)]
-    return [(group, index) for index, group in sorted(pairs)]
-
-
-def longest(tails: Sequence[int | None], holds: Holds, key_at: Callable[[int], BlockHash], limit: int) -> int:
-    """The most leading blocks, up to `limit`, of which every group's part can be had.
+def longest(tails: Sequence[Tail], holds: Holds, key_at: Callable[[int], BlockHash], limit: int) -> int:
+    """The most leading blocks, up to `limit`, of which every row's part can be had.
 
     Args:
-        tails: for each group, how many of a prefix's last blocks it needs; None when it needs all.
+        tails: for each row, what of a prefix it needs.
         key_at: the hash of a sequence's i-th block; asked no further than needed.
     """
     length = limit
-    for group, tail in enumerate(tails):
-        if tail is None:
+    for row, tail in enumerate(tails):
+        if tail.whole:
             limit, length = length, 0
-            while length < limit and holds(group, key_at(length)):
+            while length < limit and holds(row, key_at(length)):
                 length += 1
-    while length:
-        gaps = [
-            index
-            for group, tail in enumerate(tails)
-            if tail is not None and (index := _last_gap(group, tail, holds, key_at, length)) is not None
-        ]
-        if not gaps:
-            return length
-        length = min(gaps)
-    return 0
+    others = [(row, tail) for row, tail in enumerate(tails) if not tail.whole]
+    while length and (gap := _gap(others, holds, key_at, length)) is not None:
+        length = gap
+    return length
 
 
-def _last_gap(group: int, tail: int, holds: Holds, key_at: Callable[[int], BlockHash], length: int) -> int | None:
-    for index in range(length - 1, first_needed(tail, length) - 1, -1):
-        if not holds(group, key_at(index)):
-            return index
+def _gap(rows: Sequence[tuple[int, Tail]], holds: Holds, key_at: Callable[[int], BlockHash], length: int) -> int | None:
+    """A block that some row needs for `length` blocks and that cannot be had."""
+    for row, tail in rows:
+        for index in range(length - 1, tail.first(length) - 1, -1):
+            if not holds(row, key_at(index)):
+                return index
     return None

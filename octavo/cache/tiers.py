@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from octavo.cache.block import BlockHash, BlockId
+from octavo.cache.group import Tail
 from octavo.cache.tier import HOST, HostLevel, SlowLevel, TierKey, TierReading, tier_key
 from octavo.cache.tier_cost import PrefillRate
 from octavo.cache.tier_device import DeviceBlocks
@@ -30,7 +31,7 @@ Progress = Literal["done", "room", "coming"]
 class TierOptions:
     """Sizes in bytes. `tails`: see PrefixIndex. `step_bytes`: most that comes back to the device in one step."""
 
-    tails: tuple[int | None, ...]
+    tails: tuple[Tail, ...]
     block_size: int
     page_bytes: int
     step_bytes: int = 64 << 20
@@ -76,9 +77,10 @@ class CacheTiers:
             return
         if not self._host.keeps and any(level.knows(name) for level in self._slow):
             return
-        recompute = self.prefill.seconds(self._options.block_size)
-        takers = [level for level in self._slow if self._takes(level, name, recompute)]
-        keeps = self._host.keeps and self._host.cost.worth(len(self._options.tails), recompute)
+        tail = self._options.tails[group]
+        recompute = self.prefill.seconds(tail.tokens)
+        takers = [level for level in self._slow if self._takes(level, name, tail.pages, recompute)]
+        keeps = self._host.keeps and self._host.cost.worth(tail.pages, recompute)
         if keeps or takers:
             self._spill(block, name, takers)
         elif self._host.keeps:
@@ -87,7 +89,7 @@ class CacheTiers:
     def comes_back(self) -> bool:
         """Whether blocks that are evicted now will come back quicker than they are computed, from some tier."""
         recompute = self.prefill.seconds(self._options.block_size)
-        pages = len(self._options.tails)
+        pages = sum(not tail.group.is_state for tail in self._options.tails)
         levels: list[HostLevel | SlowLevel] = [level for level in self._slow if level.active(self._now)]
         if self._host.keeps:
             levels.append(self._host)
@@ -126,14 +128,14 @@ class CacheTiers:
         if self._slow:
             self._ledger.empty_host()
 
-    def _takes(self, level: SlowLevel, name: TierKey, recompute: float | None) -> bool:
-        """A tier should get a copy."""
+    def _takes(self, level: SlowLevel, name: TierKey, pages: int, recompute: float | None) -> bool:
+        """A tier should get a copy of one of `pages` that save `recompute` seconds together."""
         if level.knows(name):
             return False
         if not level.active(self._now):
             level.counters.refusals["resting"] += 1
             return False
-        if not level.cost.worth(len(self._options.tails), recompute):
+        if not level.cost.worth(pages, recompute):
             level.counters.bypassed += 1
             return False
         return True

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.cache.group import KVCacheGroup
+from octavo.cache.group import KVCacheGroup, tails_of
 from octavo.cache.tier import HostLevel, SlowLevel
 from octavo.cache.tiers import CacheTiers, TierOptions
 from octavo.config.resolve import ResolvedConfig
@@ -77,9 +77,7 @@ def build_tiers(
         return None
     pages = asked.kv_host.value // page_bytes or _staging_pages(resolved, len(groups), page_bytes)
     generation = max((tier.generation for tier in slow), default=0)
-    options = TierOptions(
-        tuple(group.tail(block_size) for group in groups), block_size, page_bytes, generation=generation
-    )
+    options = TierOptions(tails_of(groups, block_size), block_size, page_bytes, generation=generation)
     levels = [SlowLevel(tier.name, tier.capacity, tier.keys()) for tier in slow]
     books = CacheTiers(options, HostLevel(pages, keeps=bool(asked.kv_host.value)), levels)
     return EngineTiers(books, TierTransfers(device, envelope, pages, slow))

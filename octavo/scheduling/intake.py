@@ -110,11 +110,13 @@ class Intake:
         if donor is None or donor.slot < 0 or sequence.match_limit is not None:
             return match
         # Blocks are copied before a step computes anything, and what is under way may yet fail.
-        row = self.under_way.rows.get(donor.id) or draft.rows.get(donor.id)
+        planned = draft.rows.get(donor.id)
+        row = self.under_way.rows.get(donor.id) or planned
         tokens = min(common, donor.computed if row is None else row.start)
         if tokens <= match.tokens:
             return match
-        return self._cache.fork(sequence.blocks, donor.blocks, tokens) or match
+        reached = donor.computed if planned is None else planned.start
+        return self._cache.fork(sequence.blocks, donor.blocks, tokens, reached) or match
 
     def has_room(self, sequence: SequenceState) -> bool:
         """A waiting sequence could start now, as far as slots and blocks go."""
@@ -158,6 +160,8 @@ class Intake:
                 return False
         else:
             count = min(count, self._cache.room(sequence.blocks, match.tokens, match))
+        if count > 0 and self._limits.enable_chunked_prefill:
+            count = self._cache.until_state(sequence.blocks, match.tokens, count)
         new_blocks = self._cache.reserve(sequence.blocks, match.tokens, count, match) if count > 0 else None
         if new_blocks is None:
             return False

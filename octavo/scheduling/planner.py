@@ -140,6 +140,8 @@ class Planner:
             self._preemption.preempt(draft, victim)
             room = self._cache.room(sequence.blocks, sequence.computed)
         count = min(sequence.pending, limit, room)
+        if self._limits.enable_chunked_prefill:
+            count = self._cache.until_state(sequence.blocks, sequence.computed, count)
         new_blocks = self._cache.reserve(sequence.blocks, sequence.computed, count)
         if new_blocks is None:
             raise InternalError(f"the cache has room for {room} tokens but not for {count}")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from octavo.cache.manager import CacheManager
 from octavo.errors import InvalidRequestError
-from octavo.flow.plan import StepPlan
+from octavo.flow.plan import BlockCopy, StepPlan
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import FinishReason, SequenceOutput, StepResult
 from octavo.scheduling.admission import Admission
@@ -201,8 +201,13 @@ class Scheduler:
         if not draft.rows:  # slots are told of with the next rows
             return StepPlan(self._next_step, (), preempted=preempted)
         if copies and preempted:  # who was started and preempted in the same plan needs none
-            gained = {block for row in draft.rows.values() for blocks in row.new_blocks for block in blocks}
-            copies = tuple(copy for copy in copies if copy.target in gained)
+            needed = {block for row in draft.rows.values() for blocks in row.new_blocks for block in blocks}
+            kept: list[BlockCopy] = []
+            for copy in reversed(copies):
+                if copy.target in needed:
+                    kept.append(copy)
+                    needed.add(copy.source)  # which may be a copy itself
+            copies = tuple(reversed(kept))
         released, again = self._roster.take_released(), self._told if self._under_way else ()
         arrivals = tuple(draft.arrivals.values())
         taken = {arrival.slot for arrival in arrivals}

@@ -196,8 +196,8 @@ def test_a_prefix_that_a_window_has_lost_is_not_used():
     held = compute(cache, tokens[:16])
     lost = held.tables[1].blocks[1]
     cache.release(held)
-    cache._index.remove(lost)
-    cache._pool.drop(lost)
+    cache._contents.index.remove(lost)
+    cache._contents.pool.drop(lost)
     assert matched(cache, tokens) == 16  # does not need it
     assert matched(cache, tokens[:13]) == 4  # 12 and 8 tokens do
 

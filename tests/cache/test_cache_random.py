@@ -78,6 +78,7 @@ class CacheMachine(RuleBasedStateMachine):
             for read in visible(kind, share)
             if read < share
         }
+        needed |= {(group, share // SIZE) for group in range(len(self.groups)) if share % SIZE}  # is copied
         gone = any(entry < donor.held.tables[group].first for group, entry in needed)
         assert (match is None) == (gone or self.epochs[id(donor)] != self.epoch)
         if match is not None:
@@ -106,9 +107,9 @@ class CacheMachine(RuleBasedStateMachine):
     def reserve(self, sequence, start, count, match=None):
         """As the cache's; what is pinned stays as long as anyone else holds something."""
         others = any(table.held() for other in self.live if other is not sequence for table in other.held.tables)
-        pinned = dict.fromkeys(self.cache._pool.pins._until)
+        pinned = dict.fromkeys(self.cache._contents.pool.pins._until)
         gained = self.cache.reserve(sequence.held, start, count, match)
-        assert all(block in self.cache._index for block in pinned) or not others
+        assert all(block in self.cache._contents.index for block in pinned) or not others
         return gained
 
     @rule(sequence=sequences, tokens=tokens_of)
@@ -134,7 +135,7 @@ class CacheMachine(RuleBasedStateMachine):
     def wait(self, seconds):
         self.now += seconds
         self.cache.advance(self.now)
-        assert all(until > self.now for until in self.cache._pool.pins._until.values())
+        assert all(until > self.now for until in self.cache._contents.pool.pins._until.values())
 
     @rule()
     def reset(self):
@@ -168,7 +169,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def longest(self, tokens: list[int], salt: str) -> int:
         """Brute force over what is findable, by what the model knows of its contents."""
-        known = {self.contents[block] for block in self.cache._index._places}
+        known = {self.contents[block] for block in self.cache._contents.index._places}
         for length in range((len(tokens) - 1) // SIZE, 0, -1):
             needed = {
                 (group, entry, salt, self.epoch, tuple(tokens[: (entry + 1) * SIZE]))

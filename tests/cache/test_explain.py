@@ -110,8 +110,8 @@ def test_what_is_remembered_is_bounded():
     cache = manager(blocks=8)
     for start in range(0, 4000, 20):
         cache.release(compute(cache, list(range(start, start + 20))))
-    assert len(cache._history) <= 8
-    assert len(cache._branches) <= 8
+    assert len(cache._contents._history) <= 8
+    assert len(cache._contents.branches) <= 8
 
 
 @pytest.mark.parametrize("caching", [True, False])

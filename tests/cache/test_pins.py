@@ -150,7 +150,7 @@ def test_a_request_asks_and_the_engine_keeps():
 
 def test_pins_of_everything_never_stop_the_engine():
     engine = Engine(blocks=10, max_num_seqs=3)
-    engine.cache._pool.pins.budget = 10
+    engine.cache._contents.pool.pins.budget = 10
     asked = [request(str(n), range(n * 50, n * 50 + 30), 8, cache=CacheWish(retention=1e9)) for n in range(6)]
     engine.add(*asked).run()
     engine.check_answers(asked)

@@ -3,7 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.cache.group import tails_of
 from octavo.cache.prefix_index import PrefixIndex
+from tests.fakes import FULL, window
 
 KEYS = [bytes([index]) for index in range(10)]
 
@@ -14,7 +16,7 @@ KEYS = [bytes([index]) for index in range(10)]
     st.integers(0, 10),
 )
 def test_longest_equals_brute_force(groups, limit):
-    index = PrefixIndex([tail for tail, _ in groups])
+    index = PrefixIndex(tails_of([FULL if tail is None else window(tail + 1) for tail, _ in groups], 1))
     for group, (_, present) in enumerate(groups):
         for position in present:
             assert index.insert(group, KEYS[position], 100 * group + position)
@@ -29,7 +31,7 @@ def test_longest_equals_brute_force(groups, limit):
 
 
 def test_a_second_block_of_equal_contents_is_not_findable():
-    index = PrefixIndex([None])
+    index = PrefixIndex(tails_of([FULL], 1))
     assert index.insert(0, b"k", 1)
     assert not index.insert(0, b"k", 2)
     assert 2 not in index

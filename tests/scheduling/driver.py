@@ -47,7 +47,7 @@ class Engine:
         numbers = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 64} | limits
         self.limits = SchedulerLimits(**numbers)  # type: ignore[arg-type]
         self.groups = tuple(groups)
-        self.cache = CacheManager(groups, CacheOptions(blocks, block_size, caching))
+        self.cache = CacheManager(groups, CacheOptions(blocks, block_size, caching, state_interval=2))
         self.scheduler = Scheduler(self.cache, self.limits)
         self.executor = (LateExecutor if pipelined else FakeExecutor)(groups, blocks, block_size)
         self.executor.on_submit = self.check_plan

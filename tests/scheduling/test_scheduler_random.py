@@ -9,29 +9,41 @@ from hypothesis import strategies as st
 from octavo.errors import PromptTooLongError
 from octavo.flow.result import FinishReason
 from octavo.scheduling.policy import POLICIES
-from tests.fakes import FULL, request, window
+from tests.fakes import FULL, chunked, request, state, window
 from tests.scheduling.driver import Engine
 
-LAYOUTS = [(FULL,), (FULL, window(6)), (window(5),), (FULL, window(1), window(9)), (FULL, FULL)]
+LAYOUTS = [
+    *[(FULL,), (FULL, window(6)), (window(5),), (FULL, window(1), window(9)), (FULL, FULL)],
+    *[(FULL, chunked(6)), (FULL, state(2)), (state(),), (chunked(5), window(4), state(3))],
+]
+
+
+def least_blocks(groups):
+    """For one token."""
+    return sum(group.pages for group in groups)
+
+
+def name_of(groups):
+    return "-".join(group.kind + str(group.window or "") for group in groups)
 
 
 @st.composite
 def engines(draw):
     groups = draw(st.sampled_from(LAYOUTS))
-    chunked = draw(st.booleans())
+    chunks = draw(st.booleans())
     longest = draw(st.integers(8, 48))
     return Engine(
         groups,
-        blocks=draw(st.integers(len(groups), 40)),
+        blocks=draw(st.integers(least_blocks(groups), 40)),
         block_size=draw(st.sampled_from([1, 2, 4])),
         caching=draw(st.sampled_from([True, True, False])),
         max_model_len=longest,
         max_num_seqs=draw(st.integers(1, 6)),
-        max_num_batched_tokens=draw(st.integers(1, 24)) if chunked else longest,
-        enable_chunked_prefill=chunked,
+        max_num_batched_tokens=draw(st.integers(1, 24)) if chunks else longest,
+        enable_chunked_prefill=chunks,
         policy=draw(st.sampled_from(list(POLICIES))),
         pipelined=draw(st.booleans()),
-        target_itl=draw(st.sampled_from([None, 0.001, 0.1])) if chunked else None,
+        target_itl=draw(st.sampled_from([None, 0.001, 0.1])) if chunks else None,
         tenant_weights={"a": 3.0},
     )
 
@@ -122,10 +134,10 @@ def test_failing_steps_and_spoilt_logits_end_only_what_they_hit(engine, program,
     engine.check_answers(whole)
 
 
-@pytest.mark.parametrize("groups", LAYOUTS, ids=lambda groups: "-".join(str(group.window) for group in groups))
+@pytest.mark.parametrize("groups", LAYOUTS, ids=name_of)
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("chunked", [True, False])
-def test_pools_of_every_size_give_the_same_answers(groups, policy, chunked):
+@pytest.mark.parametrize("chunks", [True, False])
+def test_pools_of_every_size_give_the_same_answers(groups, policy, chunks):
     rng = random.Random(3)
     asked = [
         request(
@@ -138,16 +150,16 @@ def test_pools_of_every_size_give_the_same_answers(groups, policy, chunked):
         )
         for i in range(7)
     ]
-    limits = {"max_model_len": 24, "max_num_batched_tokens": 24, "enable_chunked_prefill": chunked, "policy": policy}
+    limits = {"max_model_len": 24, "max_num_batched_tokens": 24, "enable_chunked_prefill": chunks, "policy": policy}
     ran = 0
-    for blocks in range(len(groups), 30):
+    for blocks in range(least_blocks(groups), 30):
         engine = Engine(groups, blocks, 2, pipelined=blocks % 2 > 0, **limits)
         fitting = [one for one in asked if len(one.prompt_token_ids) + 4 <= engine.scheduler._longest - 1]
         engine.add(*fitting).run()
         engine.check_answers(fitting)
         ran += engine.loop.stats().preemptions
     assert fitting == asked
-    assert ran > 0
+    assert ran > 0 or groups == (state(),)  # which never grows
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
@@ -161,7 +173,7 @@ def test_planning_ahead_changes_no_answer(data):
         "policy": draw(st.sampled_from(list(POLICIES))),
         "max_model_len": 40,
     }
-    blocks, size = draw(st.integers(len(groups), 40)), draw(st.sampled_from([1, 2, 4]))
+    blocks, size = draw(st.integers(least_blocks(groups), 40)), draw(st.sampled_from([1, 2, 4]))
     engines = [Engine(groups, blocks, size, pipelined=pipelined, **limits) for pipelined in (False, True)]
     arrivals = draw(st.lists(st.tuples(st.integers(0, 3), submits), min_size=1, max_size=12))
     for engine in engines:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from octavo.cache.group import tails_of
 from octavo.cache.manager import CacheManager, CacheOptions
 from octavo.cache.table import BlockTable
 from octavo.cache.tier import HostLevel, SlowLevel, split_key
@@ -89,8 +90,7 @@ class _Done:
 
 def build_tiers(groups, block_size, page_bytes, tiers, host=4, keeps=True, generation=0):
     """CacheTiers for what `tiers` hold already."""
-    tails = tuple(group.tail(block_size) for group in groups)
-    options = TierOptions(tails, block_size, page_bytes, generation=generation)
+    options = TierOptions(tails_of(groups, block_size, 2), block_size, page_bytes, generation=generation)
     slow = [SlowLevel(tier.name, tier.capacity, tier.keys()) for tier in tiers]
     return CacheTiers(options, HostLevel(host, keeps), slow)
 
@@ -107,7 +107,7 @@ class TieredEngine(Engine):
         super().__init__(groups, blocks, block_size, **more)
         generation = max((tier.generation for tier in tiers), default=0)
         books = build_tiers(groups, block_size, block_size * 24, tiers, host, keeps, generation)
-        self.cache = CacheManager(groups, CacheOptions(blocks, block_size, eviction="lru"), books)
+        self.cache = CacheManager(groups, CacheOptions(blocks, block_size, eviction="lru", state_interval=2), books)
         self.scheduler = Scheduler(self.cache, self.limits)
         inner = FakeExecutor(groups, blocks, block_size)
         inner.on_submit = self.check_plan
@@ -121,7 +121,7 @@ class TieredEngine(Engine):
 
     def check_blocks(self):
         """As above; blocks that contents are on their way to belong to the tiers' books."""
-        coming = [[] for _ in self.groups]
+        coming = [[] for _ in tails_of(self.groups, self.cache.block_size)]
         for ticket in self.cache.tiers._ledger._tickets.values():
             if ticket.kind == "fetch":
                 coming[split_key(ticket.key)[0]].append(ticket.block)

@@ -3,11 +3,13 @@
 import pytest
 
 from octavo.cache.block import root_hash
+from octavo.cache.group import tails_of
 from octavo.cache.tier import HostLevel, SlowLevel, tier_key
 from octavo.cache.tier_cost import PrefillRate, TransferCost
 from octavo.cache.tiers import CacheTiers, TierOptions
 from octavo.flow.plan import StepPlan
 from octavo.flow.result import TierEvent
+from tests.fakes import FULL
 
 KEYS = [root_hash(str(number)) for number in range(12)]
 
@@ -42,7 +44,7 @@ class Device:
 
 
 def tiers(host=8, keeps=True, slow=8, present=()):
-    options = TierOptions((None,), 16, 1 << 20)
+    options = TierOptions(tails_of([FULL], 16), 16, 1 << 20)
     books = CacheTiers(options, HostLevel(host, keeps), [SlowLevel("disk", slow, list(present))] if slow else [])
     books.attach(Device())
     books.tick(1.0)

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from octavo.flow.result import FinishReason
-from tests.fakes import FULL, request, window
+from tests.fakes import FULL, chunked, request, state, window
 from tests.tiers.engine import TieredEngine
 from tests.tiers.flaky import FlakyTier
 
-LAYOUTS = [(FULL,), (FULL,), (FULL, window(6)), (window(5),), (FULL, FULL)]
+LAYOUTS = [(FULL,), (FULL,), (FULL, window(6)), (window(5),), (FULL, FULL), (FULL, state(2)), (chunked(6), state())]
 RNG = random.Random(2)
 BASES = [[RNG.randrange(40) for _ in range(24)] for _ in range(4)]
 
@@ -34,7 +34,9 @@ class TierMachine(RuleBasedStateMachine):
     def start(self, groups, blocks, host, keeps, rate, failing, speed, pipelined, seed):
         self.tiers = [FlakyTier(6, rate, seed, name="near"), FlakyTier(24, rate, seed + 1, name="far")]
         options = {"host": host, "keeps": keeps, "pipelined": pipelined, "max_model_len": 28}
-        self.build = lambda: TieredEngine(groups, blocks * len(groups), tiers=self.tiers, work=self.work, **options)
+        self.build = lambda: TieredEngine(
+            groups, blocks * sum(group.pages for group in groups), tiers=self.tiers, work=self.work, **options
+        )
         self.speed = speed
         self.rng, self.failing = random.Random(seed), failing
         self.asked, self.hit, self.count = [], set(), 0

@@ -1,0 +1,139 @@
+"""Which blocks' contents can be found, how they are treated while they are, and what is remembered when they go."""
+
+from collections.abc import Sequence
+
+from octavo.cache.block import BlockHash, BlockId
+from octavo.cache.branches import Branches
+from octavo.cache.eviction import POLICIES, BlockUse
+from octavo.cache.explain import MissJournal
+from octavo.cache.group import Tail
+from octavo.cache.history import EvictionHistory
+from octavo.cache.options import CacheOptions, CacheStats
+from octavo.cache.pool import BlockPool
+from octavo.cache.prefix_index import PrefixIndex
+from octavo.cache.reuse import Beginning, ReuseModel, kind_of_request, kind_of_reuse
+from octavo.cache.table import CacheTerms
+from octavo.cache.tiers import CacheTiers
+
+_MOST_REMEMBERED = 1 << 16  # evicted blocks
+
+
+class CachedContents:
+    """The pool's blocks and what is known of their contents. Mutable; the CacheManager owns it.
+
+    Args:
+        tails: what of a prefix each row of pages needs.
+        tiers: where evicted contents go, if anywhere.
+    """
+
+    def __init__(self, tails: Sequence[Tail], options: CacheOptions, tiers: CacheTiers | None) -> None:
+        self.index = PrefixIndex(tails)
+        self.branches = Branches()
+        self.taker = ""  # whose room is being made
+        self._reuse = ReuseModel()
+        policy = options.eviction if callable(options.eviction) else POLICIES[options.eviction]
+        key = policy(options.num_blocks, options.block_size, self._reuse)
+        budget = int(options.pin_budget * options.num_blocks)
+        self.pool = BlockPool(options.num_blocks, key, self._reuse, self._evict, budget)
+        self._history = EvictionHistory(min(options.num_blocks, _MOST_REMEMBERED))
+        self.journal = MissJournal(self.index, self._history, self.branches)
+        self._states = tuple(row for row, tail in enumerate(tails) if tail.group.is_state)
+        self._tiers = tiers
+
+    def keep(self, terms: CacheTerms, kind: int, key: BlockHash, depth: int, blocks: Sequence[BlockId]) -> None:
+        """Blocks that were inserted into the index are treated as their sequence's terms say.
+
+        Args:
+            kind: see reuse.py.
+            depth: how many blocks stand before these in their sequence.
+        """
+        hits = 0
+        lost = self._history.take(key)
+        if lost is not None:  # so this is one more use of the same contents
+            self._reuse.regret(lost.kind)
+            hits = lost.hits + 1
+            kind = kind_of_reuse(hits)
+        observed = True  # the first one, for all groups
+        for block in blocks:
+            self.pool.keep(block, BlockUse(depth, 0, hits, kind, observed, terms.urgency))
+            observed = False
+
+    def pin(self, blocks: Sequence[BlockId], seconds: float) -> None:
+        """Keep these, which are read, for some time after their last use, as far as the budget goes."""
+        for block in blocks:
+            self.pool.pin(block, seconds)
+
+    def kind_of(self, terms: CacheTerms, last: BlockHash | None, new_tokens: int) -> int:
+        """The kind of the blocks that a sequence fills.
+
+        Args:
+            last: the last block of its prefix that is cached.
+            new_tokens: of its prompt, beyond that.
+        """
+        beginning: Beginning = "new"
+        if terms.returns:
+            beginning = "returns"
+        elif last is not None:
+            beginning = "branches" if self.branches.follows(last) else "continues"
+        return kind_of_request(beginning, new_tokens)
+
+    def overwrite(self, blocks: Sequence[BlockId]) -> None:
+        """Their only reader is going to write into blocks that may be findable: as if they were evicted."""
+        for block in blocks:
+            if block in self.index:
+                row, key = self.index.place(block)
+                if self._tiers is not None:
+                    self._tiers.evicted(block, row, key)
+                self._unlist(block, key)
+                self.pool.drop(block)
+
+    def forget(self, blocks: Sequence[BlockId]) -> None:
+        """What stands in these must not be offered to anyone again."""
+        for block in blocks:
+            if block in self.index:
+                row, key = self.index.place(block)
+                if self._tiers is not None:
+                    self._tiers.forget(row, key)
+                self._unlist(block, key)
+                self.pool.drop(block)
+
+    def clear(self) -> None:
+        """Nothing can be found any more."""
+        self.index.clear()
+        self.branches.clear()
+        self._history.clear()
+        self.pool.drop_all()
+
+    def stats(self) -> CacheStats:
+        """A reading."""
+        pool, pins = self.pool, self.pool.pins
+        used, cached = pool.referenced, pool.cached
+        free = pool.num_blocks - used - cached
+        counts = (pool.evictions, len(pins), pins.refused, pins.broken)
+        return CacheStats(pool.num_blocks, used, cached, free, *counts, self.journal.counts())
+
+    def _evict(self, block: BlockId, use: BlockUse) -> None:
+        """A cached block is given to someone else."""
+        row, key = self.index.place(block)
+        if self._tiers is not None:
+            self._tiers.evicted(block, row, key)
+        self._history.note(key, use, self.pool.now, self.taker)
+        self._unlist(block, key)
+        if row in self._states:
+            self._drop_rest(key)
+
+    def _drop_rest(self, key: BlockHash) -> None:
+        """A recurrent state that lacks a page is of no use: its other pages become free."""
+        for row in self._states:
+            block = self.index.find(row, key)
+            if block is not None and self.pool.is_available(block):
+                if self._tiers is not None:
+                    self._tiers.evicted(block, row, key)
+                self._unlist(block, key)
+                self.pool.drop(block)
+
+    def _unlist(self, block: BlockId, key: BlockHash) -> None:
+        """A block cannot be found any more; nor, when it was the last one of its hash, what it followed."""
+        self.index.remove(block)
+        if not self.index.holds(key):
+            self.branches.remove(key)
