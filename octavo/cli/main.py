@@ -16,6 +16,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("octavo.cli.generate", "continue one prompt, from --prompt or standard input"),
     "bench": ("octavo.cli.bench", "measure throughput and latency, here or of a running server"),
     "plan": ("octavo.cli.plan", "show what a model takes before it is loaded, what fits, and which flag gives what"),
+    "key": ("octavo.cli.key", "make an API key with limits for a server"),
     "inspect": ("octavo.cli.inspect", "show what a model is and what Octavo would do with it, and why"),
 }
 

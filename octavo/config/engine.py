@@ -160,19 +160,45 @@ class ServingConfig:
 
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 takes a free one", within=(0, 65535))
-    uds: str | None = option(None, "unix socket to listen on instead")
-    api_key: str | None = option(None, "key that requests must carry")
-    served_model_name: tuple[str, ...] = option((), "names of the model in the API; the first is echoed")
+    uds: str | None = option(None, "unix socket to listen on instead", metavar="PATH")
     root_path: str = option("", "path prefix behind a proxy")
+    served_model_name: tuple[str, ...] = option((), "names of the model in the API; the first is echoed")
+    api_key: tuple[str, ...] = option((), "keys of which a request must carry one", metavar="KEY")
+    api_key_file: str | None = option(
+        None, "more keys, hashed, with limits; `octavo key add` writes it, a change is taken up", metavar="FILE"
+    )
+    metrics_need_key: bool = option(True, "with keys: /metrics needs one, too")
+    ssl_keyfile: str | None = option(None, "private key of the certificate (PEM); a change is taken up", metavar="FILE")
+    ssl_certfile: str | None = option(None, "certificate and its chain (PEM): serve https", metavar="FILE")
+    ssl_ca_certs: str | None = option(None, "authorities that clients' certificates are checked with", metavar="FILE")
+    ssl_cert_reqs: Literal[0, 1, 2] = option(0, "clients' certificates: 0 not asked for, 1 checked if sent, 2 required")
     allowed_origins: tuple[str, ...] = option(("*",), "CORS origins")
+    allowed_methods: tuple[str, ...] = option(("*",), "CORS methods")
+    allowed_headers: tuple[str, ...] = option(("*",), "CORS headers")
+    allow_credentials: bool = option(False, "CORS: with cookies and authorization")
     max_body_size: str = size("32MiB", "largest request body")
+    max_connections: int = option(4096, "connections at once; more are answered 503", within=(1, 1 << 20))
+    client_timeout: float = option(
+        30.0, "seconds without progress after which a client that sends or reads is cut off", within=(0.05, _LONGEST)
+    )
+    keep_alive_timeout: float = option(5.0, "seconds a connection stays open unused", within=(0.05, _LONGEST))
     shutdown_timeout: float = option(
         30.0, "seconds running requests get to finish when the server stops", within=(0.0, _LONGEST)
     )
-    disable_access_log: bool = option(False, "no line a request")
+    access_log: str | None = option(None, "file for one JSON line a request; - is standard output", metavar="FILE")
+    disable_access_log: bool = option(False, "no line a request in the log", flags=("--disable-uvicorn-access-log",))
+    disable_access_log_for_endpoints: tuple[str, ...] = option((), "paths of which no line is written", metavar="PATH")
+    enable_request_id_headers: bool = option(False, "answers carry X-Request-Id")
+    disable_fastapi_docs: bool = option(False, "no /openapi.json and no /docs")
     max_logprobs: int = option(20, "most log-probabilities a request may ask for", within=(-1, _WHOLE))
     response_role: str = option("assistant", "role of chat answers")
     enable_prompt_tokens_details: bool = option(True, "report cached tokens in usage")
+    allowed_media_domains: tuple[str, ...] = option(
+        (), "domains that prompts may name media of; *.domain takes subdomains (default: none)", metavar="DOMAIN"
+    )
+    allowed_local_media_path: str | None = option(
+        None, "directory that file:// URLs in prompts may name media of (default: none)", metavar="DIR"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +209,7 @@ class TelemetryConfig:
     disable_log_stats: bool = option(False, "no periodic throughput line")
     log_stats_interval: float = option(10.0, "seconds between throughput lines", within=(0.1, _LONGEST))
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severity that is logged")
+    log_file: str | None = option(None, "file for log lines (default: standard error)", metavar="FILE")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """How a value written by a person becomes an option's value: sizes, counts, choices, switches, lists."""
 
+import json
 import re
 from collections.abc import Mapping
 from types import NoneType, UnionType
@@ -143,8 +144,22 @@ def _coerce_list(value: object) -> tuple[str, ...]:
         return ()
     if isinstance(value, (list, tuple)):
         items: list[object] = list(value)  # pyright: ignore[reportUnknownArgumentType]  an untyped list from YAML
-        return tuple(str(item) for item in items)
+        # One item may be a whole list as vLLM writes it on a command line: --allowed-origins '["a","b"]'.
+        return _json_list(items[0]) if len(items) == 1 and _is_json_list(items[0]) else tuple(map(str, items))
+    if _is_json_list(value):
+        return _json_list(value)
     return tuple(part for part in re.split(r"[,\s]+", str(value)) if part)
+
+
+def _is_json_list(value: object) -> bool:
+    return isinstance(value, str) and value.lstrip().startswith("[") and value.rstrip().endswith("]")
+
+
+def _json_list(value: object) -> tuple[str, ...]:
+    try:
+        return tuple(map(str, json.loads(str(value))))
+    except ValueError:
+        raise ConfigError(f"{value!r} is no list; write the values one after another, or as a JSON list") from None
 
 
 def _coerce_switch(value: object) -> bool:

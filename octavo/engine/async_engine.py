@@ -43,6 +43,9 @@ class EngineLink(Protocol):
     @property
     def alive(self) -> bool: ...
 
+    @property
+    def lost(self) -> bool: ...
+
     def attach(self, on_message: Callable[[ToFrontend], None], on_death: Callable[[str], None]) -> None: ...
 
     async def ready(self) -> EngineInfo: ...
@@ -169,6 +172,11 @@ class AsyncEngine:
     def healthy(self) -> bool:
         """The engine takes requests."""
         return self._link.alive
+
+    @property
+    def lost(self) -> bool:
+        """The engine has ended, and is not being started again."""
+        return self._link.lost
 
     @property
     def live(self) -> int:

@@ -55,7 +55,8 @@ def main(arguments: list[str], build: Build) -> int:
         message = channel.receive() if channel.wait(_CONFIGURE_SECONDS) else None
         if not isinstance(message, Configure):
             return 1
-        configure(message.config.telemetry.log_level)
+        telemetry = message.config.telemetry
+        configure(telemetry.log_level, file=telemetry.log_file)
         return _live(channel, message.config, build)
     finally:
         channel.close(linger=2.0)

@@ -85,6 +85,11 @@ class EngineSupervisor:
         return self._life is not None and self._life.ready.done() and not self._life.over
 
     @property
+    def lost(self) -> bool:
+        """The engine has ended, and is not being started again."""
+        return self._info is not None and not self.alive and not self._tasks
+
+    @property
     def process_id(self) -> int | None:
         """Of the engine process; None when there is none."""
         return self._life.process.pid if self._life else None

@@ -41,6 +41,11 @@ class ThreadedEngine:
         self._on_message = on_message
         self._on_death = on_death
 
+    @property
+    def lost(self) -> bool:
+        """The engine has ended; a thread is not started again."""
+        return self._thread is not None and not self.alive
+
     async def ready(self) -> EngineInfo:
         """Start the thread."""
         if self._thread is None:

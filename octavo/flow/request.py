@@ -75,7 +75,7 @@ class GenerationRequest:
     `sample` streams are numbered 0..n-1; stream i draws with seed + i. With `beam` they are the n best hypotheses, best
     first, and each comes in one piece. `priority`: lower is sooner. `arrival` is a monotonic clock reading in seconds.
     `timeout` and `ttft_deadline` are the seconds from there to the end and to the first token. `tenant` is who shares
-    the machine with others.
+    the machine with others, and `tenant_weight` its share; 0 takes that of the configuration.
     """
 
     id: str
@@ -91,6 +91,7 @@ class GenerationRequest:
     timeout: float | None = None
     ttft_deadline: float | None = None
     tenant: str = ""
+    tenant_weight: float = 0.0
     # What the outputs stage needs; the engine carries but never reads it.
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False

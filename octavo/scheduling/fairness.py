@@ -61,6 +61,8 @@ class FairQueue:
     def push(self, sequence: SequenceState) -> None:
         """Add a sequence that is not in the queue."""
         account = self._account(sequence.request.tenant)
+        if sequence.request.tenant_weight:
+            account.weight = sequence.request.tenant_weight
         if not len(account.waiting):
             least = self._least() or self._last
             account.served = max(account.served, self._floor if least is None else least.served)

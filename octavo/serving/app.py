@@ -1,5 +1,7 @@
 """The HTTP application: every route and every layer around them, each in one list."""
 
+from typing import NamedTuple
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -7,9 +9,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from octavo.serving import control, health
-from octavo.serving.access import AccessLogMiddleware
+from octavo.serving.access import AccessFile, AccessLog, AccessLogMiddleware
+from octavo.serving.admission import AdmissionMiddleware
 from octavo.serving.auth import ApiKeyMiddleware
 from octavo.serving.errors import guarded, http_error
+from octavo.serving.keys import KeyRing
 from octavo.serving.openai.chat import create_chat_completion
 from octavo.serving.openai.completions import create_completion
 from octavo.serving.openai.models import list_models, show_model
@@ -26,6 +30,8 @@ ROUTES = (
     Route("/detokenize", guarded(detokenize), methods=["POST"]),
     Route("/health", guarded(health.health), methods=["GET"]),
     Route("/ping", guarded(health.health), methods=["GET", "POST"]),
+    Route("/live", guarded(health.live), methods=["GET"]),
+    Route("/ready", guarded(health.ready), methods=["GET"]),
     Route("/version", guarded(health.version), methods=["GET"]),
     Route("/load", guarded(health.load), methods=["GET"]),
     Route("/metrics", guarded(health.metrics), methods=["GET"]),
@@ -33,6 +39,7 @@ ROUTES = (
 
 # Served in development mode only: whoever reaches them stops the engine.
 CONTROL_ROUTES = (
+    Route("/server_info", guarded(health.server_info), methods=["GET"]),
     Route("/pause", guarded(control.pause), methods=["POST"]),
     Route("/resume", guarded(control.resume), methods=["POST"]),
     Route("/is_paused", guarded(control.is_paused), methods=["GET"]),
@@ -43,32 +50,46 @@ CONTROL_ROUTES = (
 )
 
 
-def build_app(state: ServerState, sink: MetricsSink) -> Starlette:
+class BuiltApp(NamedTuple):
+    """The application, and where what never reached it is recorded."""
+
+    app: Starlette
+    access: AccessLog
+
+
+def build_app(state: ServerState, sink: MetricsSink, keys: KeyRing, file: AccessFile | None = None) -> BuiltApp:
     """The application around a running engine.
 
     Args:
         state: what handlers share.
         sink: where HTTP requests are counted.
+        keys: the valid API keys.
+        file: for the JSON access log.
     """
     config = state.config
     routes = ROUTES + (CONTROL_ROUTES if state.dev_mode else ())
+    access = AccessLog(
+        sink,
+        frozenset(route.path for route in routes),
+        not config.disable_access_log,
+        config.disable_access_log_for_endpoints,
+        file,
+    )
     # Outermost first: also refusals are logged, and a browser can read a 401.
     middleware = [
-        Middleware(
-            AccessLogMiddleware,
-            sink=sink,
-            known=frozenset(route.path for route in routes),
-            log=not config.disable_access_log,
-        ),
+        Middleware(AccessLogMiddleware, access=access, tell_id=config.enable_request_id_headers),
         Middleware(
             CORSMiddleware,
             allow_origins=list(config.allowed_origins),
-            allow_methods=["*"],
-            allow_headers=["*"],
+            allow_methods=list(config.allowed_methods),
+            allow_headers=list(config.allowed_headers),
+            allow_credentials=config.allow_credentials,
         ),
+        Middleware(AdmissionMiddleware, admission=state.admission),
     ]
-    if config.api_key:
-        middleware.append(Middleware(ApiKeyMiddleware, key=config.api_key, root_path=config.root_path))
+    if keys.wanted:
+        also_open = () if config.metrics_need_key else ("/metrics",)
+        middleware.append(Middleware(ApiKeyMiddleware, keys=keys, also_open=also_open))
     app = Starlette(routes=list(routes), middleware=middleware, exception_handlers={HTTPException: http_error})
     app.state.server = state
-    return app
+    return BuiltApp(app, access)

@@ -1,54 +1,69 @@
-"""Who may use the API: a key, compared in constant time, for the routes that vLLM guards and those of operators."""
+"""Who may use the API: every path but a short list needs a key, and an owner's limits hold for all of them."""
 
-import hmac
+from collections.abc import Iterable
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-# Health, metrics and documentation stay open, as probes and scrapers carry no key.
-_GUARDED = (
-    "/v1",
-    "/v2",
-    "/inference",
-    "/cohere",
-    "/pause",
-    "/resume",
-    "/is_paused",
-    "/sleep",
-    "/wake_up",
-    "/is_sleeping",
-)
+from octavo.errors import OverloadedError
+from octavo.serving.errors import error_response
+from octavo.serving.keys import KeyRing, Owner
+from octavo.serving.quota import Quotas
+from octavo.serving.record import record_in, route_path
+
+# Probes carry no key, and what these tell is no secret. A path that is not exactly one of these needs a key.
+_OPEN = frozenset(("/health", "/ping", "/live", "/ready", "/version", "/openapi.json", "/docs"))
 
 
 class ApiKeyMiddleware:
-    """Answers 401 to a guarded route without `Authorization: Bearer <key>`.
+    """Answers 401 without a valid `Authorization: Bearer <key>` (or `X-Api-Key`, which Anthropic's clients send), and
+    429 when the key's owner has used up what it may.
 
     Args:
         app: what is guarded.
-        key: the key.
-        root_path: prefix of all routes behind a proxy.
+        keys: the valid ones.
+        also_open: more paths that need none.
     """
 
-    def __init__(self, app: ASGIApp, key: str, root_path: str = "") -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing, also_open: Iterable[str] = ()) -> None:
         self._app = app
-        self._key = key.encode()
-        self._root_path = root_path.rstrip("/")
+        self._keys = keys
+        self._quotas = Quotas()
+        self._open = _OPEN.union(also_open)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
-        open_to_all = scope["type"] != "http" or scope["method"] == "OPTIONS" or not self._guards(scope["path"])
-        if open_to_all or self._knows(scope):
+        # The path is the one that routes are found by, as the server decoded it; the Host header has no part in it.
+        if scope["type"] != "http" or route_path(scope) in self._open:
             await self._app(scope, receive, send)
-        else:
+            return
+        owner = self._owner(scope)
+        if owner is None:
             # A string, not the usual object: vLLM's clients compare with exactly this.
             await JSONResponse({"error": "Unauthorized"}, status_code=401)(scope, receive, send)
+            return
+        await self._limited(owner, scope, receive, send)
 
-    def _guards(self, path: str) -> bool:
-        return path.removeprefix(self._root_path).startswith(_GUARDED)
+    async def _limited(self, owner: Owner, scope: Scope, receive: Receive, send: Send) -> None:
+        record = record_in(scope)
+        record.owner = owner
+        try:
+            number = self._quotas.enter(owner, record, counted=scope["method"] == "POST")
+        except OverloadedError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._quotas.leave(owner, number)
 
-    def _knows(self, scope: Scope) -> bool:
-        for name, value in scope["headers"]:
-            if name == b"authorization":
-                scheme, _, key = value.partition(b" ")
-                return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._key)
-        return False
+    def _owner(self, scope: Scope) -> Owner | None:
+        bearers = [value for name, value in scope["headers"] if name == b"authorization"]
+        plain = [value for name, value in scope["headers"] if name == b"x-api-key"]
+        # Two of one kind: whoever stands between us and the client may have checked the other one.
+        if len(bearers) > 1 or len(plain) > 1:
+            return None
+        if bearers:
+            scheme, _, key = bearers[0].partition(b" ")
+            return self._keys.owner_of(key) if scheme.lower() == b"bearer" else None
+        return self._keys.owner_of(plain[0]) if plain else None

@@ -17,10 +17,12 @@ _TYPES = {
     401: "AuthenticationError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    408: "RequestTimeoutError",
     413: "RequestEntityTooLargeError",
     415: "UnsupportedMediaTypeError",
     422: "UnprocessableEntityError",
     429: "RateLimitError",
+    431: "RequestHeaderFieldsTooLargeError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",
@@ -66,6 +68,11 @@ def error_response(error: Exception) -> Response:
     info = describe(error)
     headers = {"Retry-After": str(max(1, ceil(error.retry_after)))} if isinstance(error, OverloadedError) else None
     return json_response(ErrorAnswer(info), info.code, headers)
+
+
+def refusal_body(status: int, message: str) -> bytes:
+    """The body of an answer to what never became a request."""
+    return _encode(ErrorAnswer(ErrorInfo(message, _type(status), None, status)))
 
 
 def guarded(handler: Handler) -> Handler:

@@ -1,5 +1,6 @@
 """Whether the server lives, what it is, and what it measures."""
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -10,6 +11,31 @@ from octavo.telemetry.prometheus import CONTENT_TYPE
 async def health(request: Request) -> Response:
     """200 while the engine takes requests, else 503; no body."""
     return Response(status_code=200 if state_of(request).healthy else 503)
+
+
+async def live(request: Request) -> Response:
+    """200 unless the engine has ended for good: then 503, and only a new start of the server helps."""
+    return Response(status_code=503 if state_of(request).engine.lost else 200)
+
+
+async def ready(request: Request) -> Response:
+    """200 while requests are taken, else 503 and why not."""
+    state = state_of(request)
+    reasons = {
+        "the server is shutting down": state.draining,
+        "the engine is not running": not state.engine.healthy,
+        "the engine sleeps": bool(state.engine.stats.asleep),
+        "the engine is paused": state.engine.stats.paused,
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    return JSONResponse({"ready": reason is None, "reason": reason}, 503 if reason else 200)
+
+
+async def server_info(request: Request) -> Response:
+    """What the server runs with: version, engine, every option; without secrets. In development mode only."""
+    state = state_of(request)
+    engine = msgspec.to_builtins(state.engine.info)
+    return JSONResponse({"version": state.version, "engine": engine, "config": dict(state.settings)})
 
 
 async def version(request: Request) -> Response:

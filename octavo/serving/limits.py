@@ -7,6 +7,7 @@ from starlette.requests import Request
 from octavo.errors import InvalidRequestError
 from octavo.serving.errors import MediaTypeError, TooLargeError
 from octavo.serving.openai.schema import GenerationFields
+from octavo.serving.record import record_of
 
 MAX_DEPTH = 64  # of JSON; a deep body costs stack wherever it is walked
 MAX_PROMPTS = 1024  # of one text completion
@@ -36,21 +37,22 @@ async def read_body(request: Request, limit: int) -> bytes:
         raise too_large
     chunks: list[bytes] = []
     size = 0
+    record = record_of(request)
     async for chunk in request.stream():
         size += len(chunk)
+        record.bytes_received = size
         if size > limit:
             raise too_large
         chunks.append(chunk)
     body = b"".join(chunks)
     if not body:
         raise InvalidRequestError("the body is empty; a JSON object was expected")
-    request.scope["octavo.body_bytes"] = size
     return body
 
 
 def body_bytes(request: Request) -> int:
     """Length of the body that `read_body` has read."""
-    return request.scope["octavo.body_bytes"]
+    return record_of(request).bytes_received
 
 
 def check_depth(data: bytes) -> None:

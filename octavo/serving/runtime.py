@@ -5,17 +5,24 @@ import contextlib
 import socket
 import time
 from collections.abc import Generator
+from functools import partial
+from typing import Any, cast
 
+import msgspec
 import uvicorn
+from starlette.applications import Starlette
 
 import octavo
-from octavo.config.engine import EngineConfig
+from octavo.config.engine import EngineConfig, ServingConfig
 from octavo.config.environment import read_environment
 from octavo.config.values import parse_size
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.frontend import Frontend, build_frontend
 from octavo.engine.supervisor import EngineSupervisor
+from octavo.serving.access import AccessLog
 from octavo.serving.app import build_app
+from octavo.serving.edge import Edge
+from octavo.serving.protocol import BoundedProtocol, ConnectionLimits
 from octavo.serving.server import Stop
 from octavo.serving.state import ServerState
 from octavo.telemetry.log import ThroughputLog
@@ -25,6 +32,7 @@ from octavo.telemetry.prometheus import PrometheusExporter
 # After the drain has ended the last streams, their answers still have to be written.
 _WRITE_SECONDS = 5
 _BACKLOG = 2048
+SECRETS = (("serving", "api_key"), ("model", "hf_token"))
 
 
 def load(config: EngineConfig) -> Frontend:
@@ -57,49 +65,70 @@ async def assemble(
         exporter=PrometheusExporter(store) if config.telemetry.enable_metrics else None,
         dev_mode=read_environment().dev_mode,
         policy=config.scheduling.scheduling_policy,
+        settings=shown(config),
     )
     return state, store
 
 
+def shown(config: EngineConfig) -> dict[str, Any]:
+    """Every option's value, as operators may see it; of secrets only whether there are any."""
+    sections = msgspec.to_builtins(config)
+    for section, name in SECRETS:
+        sections[section][name] = "set" if sections[section][name] else None
+    return sections
+
+
 async def serve(
-    state: ServerState, store: MetricsStore, listener: socket.socket, stop: Stop, config: EngineConfig
+    state: ServerState, store: MetricsStore, listener: socket.socket, stop: Stop, config: EngineConfig, edge: Edge
 ) -> None:
     """Answer requests at `listener` until `stop`; then finish those under way, within `shutdown_timeout`, or give
-    them up when `stop` says so."""
-    server = _Server(
-        uvicorn.Config(
-            build_app(state, store),
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",
-            access_log=False,
-            server_header=False,
-            root_path=config.serving.root_path,
-            backlog=_BACKLOG,
-            timeout_graceful_shutdown=int(config.serving.shutdown_timeout) + _WRITE_SECONDS,
-        )
-    )
-    running = asyncio.ensure_future(server.serve(sockets=[listener]))
-    logging = asyncio.ensure_future(_log_throughput(store, config))
-    stopping = asyncio.ensure_future(stop.asked.wait())
-    hurrying = asyncio.ensure_future(stop.at_once.wait())
+    them up when `stop` says so. New ones are answered 503 meanwhile."""
+    app, access = build_app(state, store, edge.keys, edge.access_file)
+    server = _Server(_uvicorn_config(app, access, config.serving, state.max_body_bytes))
+    server.config.load()
+    server.config.ssl = edge.tls.context if edge.tls else None
+    tasks = [
+        asyncio.ensure_future(work)
+        for work in (_log_throughput(store, config), edge.follow(stop.reload), stop.asked.wait(), stop.at_once.wait())
+    ]
+    running, stopping, hurrying = asyncio.ensure_future(server.serve(sockets=[listener])), *tasks[2:]
     try:
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-        state.draining = True
+        state.admission.draining = True
+        draining = asyncio.ensure_future(state.admission.emptied())
+        await asyncio.wait(
+            (running, draining, hurrying),
+            timeout=config.serving.shutdown_timeout,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        draining.cancel()
         server.should_exit = True
-        draining = asyncio.ensure_future(state.engine.drain(config.serving.shutdown_timeout))
-        await asyncio.wait((draining, hurrying), return_when=asyncio.FIRST_COMPLETED)
-        if not draining.done():
-            draining.cancel()
-            await state.engine.drain(0)
+        await state.engine.drain(0)
         await asyncio.wait((running, hurrying), return_when=asyncio.FIRST_COMPLETED)
         server.force_exit = hurrying.done()
         await running
     finally:
-        for task in (logging, stopping, hurrying):
+        for task in tasks:
             task.cancel()
+        edge.close()
+
+
+def _uvicorn_config(app: Starlette, access: AccessLog, config: ServingConfig, body_bytes: int) -> uvicorn.Config:
+    limits = ConnectionLimits(config.max_connections, config.client_timeout, body_bytes, access.refused)
+    return uvicorn.Config(
+        app,
+        http=cast("type[asyncio.Protocol]", partial(BoundedProtocol, limits)),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        root_path=config.root_path.rstrip("/"),
+        backlog=_BACKLOG,
+        timeout_keep_alive=cast("int", config.keep_alive_timeout),
+        timeout_graceful_shutdown=_WRITE_SECONDS,
+    )
 
 
 async def _log_throughput(store: MetricsStore, config: EngineConfig) -> None:

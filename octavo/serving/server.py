@@ -5,9 +5,11 @@ Imports little, so that the engine process starts at once; the rest is loaded me
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,7 +21,7 @@ import uvloop
 from octavo.config.engine import EngineConfig, ModelConfig, ServingConfig
 from octavo.engine.supervisor import EngineSupervisor
 from octavo.errors import ConfigError
-from octavo.telemetry.log import configure
+from octavo.telemetry.log import configure, logger
 
 if TYPE_CHECKING:
     from octavo.engine.frontend import Frontend
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
+_OTHER_FILES = 256  # besides connections
 _ONE_PRESS = 0.5  # seconds in which signals count as one
 
 
@@ -40,9 +43,13 @@ def run_server(config: EngineConfig, say: Say = print) -> int:
     Raises:
         UserError: the model, an option or the address is wrong; the message is one line.
     """
-    configure(config.telemetry.log_level)
+    try:
+        configure(config.telemetry.log_level, file=config.telemetry.log_file)
+    except OSError as error:
+        raise ConfigError(f"log_file: {config.telemetry.log_file}: {error.strerror or error}") from None
     # First, so that an address in use is told before the model is loaded.
     listener = bind(config.serving)
+    _allow_connections(config.serving.max_connections)
     try:
         return uvloop.run(_run(config, listener, say))
     finally:
@@ -55,6 +62,8 @@ async def _run(config: EngineConfig, listener: socket.socket, say: Say) -> int:
     stop, started = Stop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.ask)
+    if not sys.stdin or not sys.stdin.isatty():  # at a terminal it tells that the terminal is gone
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, stop.reload.set)
     serving = asyncio.ensure_future(_serve(config, listener, started, stop, say))
     stopping = asyncio.ensure_future(stop.asked.wait())
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -69,9 +78,12 @@ async def _run(config: EngineConfig, listener: socket.socket, say: Say) -> int:
 
 async def _serve(config: EngineConfig, listener: socket.socket, started: asyncio.Event, stop: "Stop", say: Say) -> None:
     began = time.monotonic()
-    supervisor = EngineSupervisor(await _located(config))
+    supervisor = EngineSupervisor(_without_keys(await _located(config)))
     try:
         supervisor.launch()
+        from octavo.serving.edge import Edge
+
+        edge = Edge(config.serving)
         frontend = await asyncio.to_thread(_load, config)
         from octavo.serving.runtime import assemble, serve
 
@@ -79,15 +91,34 @@ async def _serve(config: EngineConfig, listener: socket.socket, started: asyncio
         for line in greeting(config, state, address_of(listener, config.serving), time.monotonic() - began):
             say(line)
         started.set()
-        await serve(state, store, listener, stop, config)
+        await serve(state, store, listener, stop, config, edge)
     finally:
         await supervisor.close()
 
 
+def _without_keys(config: EngineConfig) -> EngineConfig:
+    """What the engine process is told: it has no use for API keys."""
+    return replace(config, serving=replace(config.serving, api_key=()))
+
+
+def _allow_connections(count: int) -> None:
+    """Let this process open as many files as connections may come, as far as the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if possible > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+    if possible < wanted:
+        logger("serving").warning("%d open files are allowed: fewer than --max-connections %d", possible, count)
+
+
 class Stop:
-    """That the server is to end: with what runs finished, or at once. Owner: the event loop."""
+    """What signals ask for: to end, with what runs finished or at once; to read files again. Owner: the event loop."""
 
     def __init__(self) -> None:
+        self.reload = asyncio.Event()
         self.asked = asyncio.Event()
         self.at_once = asyncio.Event()
         self._first = 0.0
@@ -170,7 +201,8 @@ def address_of(listener: socket.socket, config: ServingConfig) -> str:
         return f"unix:{config.uds}"
     host, port = listener.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{shown}:{port}{config.root_path}"
+    scheme = "https" if config.ssl_certfile else "http"
+    return f"{scheme}://{shown}:{port}{config.root_path.rstrip('/')}"
 
 
 def greeting(config: EngineConfig, state: "ServerState", address: str, seconds: float) -> Iterator[str]:
@@ -183,11 +215,12 @@ def greeting(config: EngineConfig, state: "ServerState", address: str, seconds: 
     cache = info.num_blocks * info.block_size
     yield f"context  {info.max_model_len} tokens; {info.max_num_seqs} sequences at once, {cache} tokens in the cache"
     yield f"ready    in {seconds:.1f} s (engine {info.start_seconds:.1f} s)"
-    yield f"address  {address}" + (" (API key needed)" if config.serving.api_key else "")
+    yield f"address  {address}" + (" (API key needed)" if config.serving.api_key or config.serving.api_key_file else "")
     yield "Application startup complete."
     route, body = "/v1/completions", '{"prompt": "Once upon a time"}'
     if state.inputs.chat_template is not None:
         route, body = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "Hello!"}]}'
-    target = f"--unix-socket {config.serving.uds} http://localhost" if config.serving.uds else address
+    scheme = address.partition(":")[0] if config.serving.ssl_certfile else "http"
+    target = f"--unix-socket {config.serving.uds} {scheme}://localhost" if config.serving.uds else address
     yield f"try      curl {target}{route} -H 'Content-Type: application/json' -d '{body}'"
     yield "stop     Ctrl-C"

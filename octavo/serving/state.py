@@ -12,6 +12,7 @@ from octavo.config.engine import ServingConfig
 from octavo.engine.async_engine import AsyncEngine
 from octavo.errors import EngineDeadError, InvalidRequestError, OverloadedError, UnknownModelError
 from octavo.inputs.processor import InputProcessor
+from octavo.serving.admission import Admission
 from octavo.telemetry.prometheus import PrometheusExporter
 from octavo.text.tokenizer import Tokenizer
 
@@ -26,6 +27,7 @@ class ServerState:
 
     `models`: the names that requests may use; the first is the one that answers carry.
     `dev_mode`: operators' routes are served, too. `policy`: order of waiting requests.
+    `settings`: the configuration as operators may see it, without secrets.
     `sampling_defaults`: what requests get where they say nothing, from the model's generation_config.
     """
 
@@ -39,13 +41,19 @@ class ServerState:
     started: int  # seconds since the epoch
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
     exporter: PrometheusExporter | None = None
-    draining: bool = False
+    admission: Admission = field(default_factory=Admission)
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     dev_mode: bool = False
     policy: str = "fcfs"
     compiling: int = 0  # requests whose grammar is compiled, or waits for that
     _compiler: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="octavo-compile")
     )
+
+    @property
+    def draining(self) -> bool:
+        """The server is stopping."""
+        return self.admission.draining
 
     @property
     def healthy(self) -> bool:

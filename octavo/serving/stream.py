@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.serving.errors import CLIENT_GONE, ClientGone, describe, log_failure
 from octavo.serving.openai.answers import ErrorAnswer
+from octavo.serving.record import record_in
 
 T = TypeVar("T")
 
@@ -72,7 +73,7 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             await until_disconnect(receive, self._pass_on(scope, send))
         except (ClientGone, OSError):
-            scope["octavo.outcome"] = CLIENT_GONE
+            record_in(scope).outcome = record_in(scope).outcome or CLIENT_GONE
         finally:
             await self._events.aclose()
 
@@ -84,7 +85,7 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except Exception as error:
             info = describe(error)
-            scope["octavo.outcome"] = info.code
+            record_in(scope).outcome = info.code
             log_failure(scope["path"], error)
             last = event(ErrorAnswer(info)) + DONE
         await send({"type": "http.response.body", "body": last, "more_body": False})

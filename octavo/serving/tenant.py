@@ -4,11 +4,21 @@ import hashlib
 
 from starlette.requests import Request
 
+from octavo.serving.record import record_of
+
 _LONGEST = 64  # characters of a name; longer ones are told apart by their hash
 
 
 def tenant_of(request: Request, user: str | None) -> str:
-    """The tenant's name; empty for requests that tell nothing. Keys appear as "key:" and a part of their SHA-256."""
+    """The tenant's name; empty for requests that tell nothing.
+
+    The owner of a key from a key file is "key:" and the owner's name, whatever user the body names: else anybody could
+    multiply their share. Other keys appear as "key:" and a part of their SHA-256.
+    """
+    if owner := record_of(request).owner.name:
+        return f"key:{owner}"
+    if user and user.startswith("key:"):  # nobody is another one's key
+        return f"user:{_digest(user)}"
     if user:
         return user if len(user) <= _LONGEST else f"user:{_digest(user)}"
     scheme, _, key = request.headers.get("authorization", "").partition(" ")

@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable
+from logging.handlers import WatchedFileHandler
 from typing import TextIO
 
 from octavo.telemetry.metrics import (
@@ -27,7 +28,7 @@ def logger(name: str) -> logging.Logger:
 class LineFormatter(logging.Formatter):
     """`INFO 11-30 08:00:01 engine: message key=value`. Fields come from `extra={"fields": {...}}`, in their order.
 
-    Line breaks in a value are escaped: an event is one line, whatever a client sent.
+    Control characters in a value are escaped: an event is one line, whatever a client sent.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -36,19 +37,23 @@ class LineFormatter(logging.Formatter):
         time = self.formatTime(record, "%m-%d %H:%M:%S")
         fields: dict[str, object] = getattr(record, "fields", {})
         pairs = "".join(f" {key}={_plain(value)}" for key, value in fields.items())
-        line = f"{record.levelname} {time} {part}: {_one_line(record.getMessage())}{pairs}"
+        line = f"{record.levelname} {time} {part}: {printable(record.getMessage())}{pairs}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
 
 
-def configure(level: str = "info", stream: TextIO | None = None) -> None:
-    """Send Octavo's log lines of at least `level` to `stream` (stderr). Calling again replaces the earlier setting.
+def configure(level: str = "info", stream: TextIO | None = None, file: str | None = None) -> None:
+    """Send Octavo's log lines of at least `level` to `stream` (stderr), or to the end of `file`, which may be rotated.
+    Calling again replaces the earlier setting.
 
     Other libraries' loggers are left alone.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     root = logging.getLogger(ROOT)
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = WatchedFileHandler(file, encoding="utf-8") if file else logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(LineFormatter())
     root.handlers = [handler]
     root.setLevel(level.upper())
@@ -56,12 +61,15 @@ def configure(level: str = "info", stream: TextIO | None = None) -> None:
 
 
 def _plain(value: object) -> str:
-    text = _one_line(str(value))
+    text = printable(str(value))
     return f'"{text}"' if " " in text or not text else text
 
 
-def _one_line(text: str) -> str:
-    return text.replace("\n", "\\n").replace("\r", "\\r")
+def printable(text: str) -> str:
+    """Without control characters: what a client sent neither breaks a line nor speaks to a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class ThroughputLog:

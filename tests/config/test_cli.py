@@ -31,7 +31,7 @@ def test_dashes_underscores_and_equals() -> None:
 
 def test_an_underscore_in_a_value_stays() -> None:
     assert parse("--model=my_model")[0].model.model == "my_model"
-    assert parse("--api-key", "a_b")[0].serving.api_key == "a_b"
+    assert parse("--api-key", "a_b")[0].serving.api_key == ("a_b",)
 
 
 def test_switches_go_both_ways() -> None:
@@ -42,6 +42,14 @@ def test_switches_go_both_ways() -> None:
 def test_lists_and_short_flags() -> None:
     config = parse("-tp", "1", "--served-model-name", "a", "b")[0]
     assert config.serving.served_model_name == ("a", "b")
+
+
+def test_a_list_may_be_json_as_in_vllm() -> None:
+    config = parse("--allowed-origins", '["https://a.example", "https://b.example"]', "--api-key", "k1", "k2")[0]
+    assert config.serving.allowed_origins == ("https://a.example", "https://b.example")
+    assert config.serving.api_key == ("k1", "k2")
+    with pytest.raises(ConfigError, match="allowed_origins"):
+        parse("--allowed-origins", "[a,]")
 
 
 def test_an_unknown_flag_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,9 +78,9 @@ def test_flags_win_over_the_file_and_it_over_the_environment(tmp_path: Path, mon
     path = tmp_path / "octavo.yaml"
     path.write_text("log-level: warning\n")
     config = parse("--config", str(path))[0]
-    assert (config.serving.api_key, config.telemetry.log_level) == ("from-environment", "warning")
+    assert (config.serving.api_key, config.telemetry.log_level) == (("from-environment",), "warning")
     config = parse("--api-key", "from-flag", "--log-level", "debug")[0]
-    assert (config.serving.api_key, config.telemetry.log_level) == ("from-flag", "debug")
+    assert (config.serving.api_key, config.telemetry.log_level) == (("from-flag",), "debug")
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "a: [\n", "just text"])

@@ -44,6 +44,17 @@ def test_weights_are_shares():
     assert served["a"] == pytest.approx(150, abs=2)
 
 
+def test_a_weight_that_comes_with_a_request_wins():
+    def served(weight):
+        queue = FairQueue({"t": 4.0})
+        one = open_sequence(1, 0, request("1", [1], tenant="t", tenant_weight=weight), Place((0, 1), 0, 0), None, 100)
+        queue.push(one)
+        queue.charge(one, 8.0)
+        return queue._accounts["t"].served
+
+    assert (served(0.0), served(2.0), served(8.0)) == (2.0, 4.0, 1.0)
+
+
 def test_time_away_gives_no_credit():
     queue = FairQueue({})
     for number in range(100):

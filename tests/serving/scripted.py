@@ -1,6 +1,7 @@
 """A real HTTP server around a scripted engine."""
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,8 @@ from octavo.engine.threaded import ThreadedEngine
 from octavo.inputs.limits import InputLimits
 from octavo.inputs.processor import InputProcessor
 from octavo.outputs.processor import OutputProcessor
-from octavo.serving.runtime import serve
+from octavo.serving.edge import Edge
+from octavo.serving.runtime import serve, shown
 from octavo.serving.server import Stop, bind
 from octavo.serving.state import ServerState
 from octavo.telemetry.metrics import MetricsStore
@@ -97,19 +99,32 @@ def run_server(
             started=1_700_000_000,
             exporter=PrometheusExporter(store),
             dev_mode=dev_mode,
+            settings=shown(config),
         )
-        host, port = listener.getsockname()[:2]
-        url = f"http://{host}:{port}"
+        scheme = "https" if config.serving.ssl_certfile else "http"
+        url = "unix:" if config.serving.uds else "{}://{}:{}".format(scheme, *listener.getsockname()[:2])
         halt = lambda: loop.call_soon_threadsafe(stop.ask) if not loop.is_closed() else None  # noqa: E731
         started.append(RunningServer(url, client, state, store, halt, threading.current_thread()))
         ready.set()
-        await serve(state, store, listener, stop, config)
+        await serve(state, store, listener, stop, config, Edge(config.serving))
         await engine.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
     assert ready.wait(10)
     return started[0]
+
+
+def connect(server: RunningServer) -> socket.socket:
+    """A bare connection."""
+    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20)
+
+
+def exchange(server: RunningServer, data: bytes) -> bytes:
+    """What comes back for these bytes, until the server closes the connection."""
+    with connect(server) as connection:
+        connection.sendall(data)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 @contextmanager

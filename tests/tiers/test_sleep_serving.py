@@ -116,7 +116,7 @@ def test_what_makes_no_sense_is_told():
 
 
 def test_operators_only():
-    with serving(config=config_of(api_key="secret")) as (_executor, server, _pool, _loop):
+    with serving(config=config_of(api_key=("secret",))) as (_executor, server, _pool, _loop):
         assert HTTP.post(server.url + "/sleep").status_code == 401
     with run_server() as server:
         assert HTTP.post(server.url + "/sleep").status_code == 404

@@ -73,7 +73,7 @@ async def render(request: Request, state: ServerState, body: Any) -> str:
         raise InvalidRequestError("messages: at least one message is needed", "messages")
     # A long conversation is written in a thread, so that the event loop keeps serving others.
     if body_bytes(request) > LONG_TEXT:
-        return await asyncio.to_thread(_render, state, body)
+        return await until_disconnect(request.receive, asyncio.to_thread(_render, state, body))
     return _render(state, body)
 
 

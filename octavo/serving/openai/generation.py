@@ -22,7 +22,9 @@ from octavo.serving.openai.answers import PromptTokensDetails, Usage
 from octavo.serving.openai.cache_report import told
 from octavo.serving.openai.schema import BodyReader, GenerationFields, refuse_unsupported
 from octavo.serving.openai.wishes import read_beam, read_cache_wish, with_wishes
+from octavo.serving.record import record_of
 from octavo.serving.state import ServerState
+from octavo.serving.stream import until_disconnect
 from octavo.serving.tenant import tenant_of
 from octavo.text.tokenizer import Tokenizer
 
@@ -57,10 +59,15 @@ class Tally:
         if delta.cache_report is not None and not delta.index:
             self.reports[delta.request_id] = delta.cache_report
 
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were not computed."""
+        return sum(self.cached.values())
+
     def usage(self) -> Usage:
         """The reading so far."""
         total = self.prompt_tokens + self.completion_tokens
-        details = PromptTokensDetails(sum(self.cached.values())) if self.details else None
+        details = PromptTokensDetails(self.cached_tokens) if self.details else None
         return Usage(self.prompt_tokens, total, self.completion_tokens, details)
 
 
@@ -142,9 +149,8 @@ async def open_job(
     """
     beam, wish = read_beam(body), read_cache_wish(body)
     prefix = "chatcmpl" if request.url.path.endswith("/chat/completions") else "cmpl"
-    wanted = body.request_id or request.headers.get("x-request-id")
-    public = f"{prefix}-{(wanted or uuid.uuid4().hex)[:_MAX_ID]}"
-    request.scope["octavo.request_id"] = public
+    record = record_of(request)
+    public = f"{prefix}-{(body.request_id or record.request_id)[:_MAX_ID]}"
     # Clients may repeat their ids; the engine's must differ.
     internal = uuid.uuid4().hex
     common = {"arrival": time.monotonic(), "priority": body.priority or 0, "cache_salt": body.cache_salt or ""}
@@ -158,20 +164,25 @@ async def open_job(
     # Long texts are tokenized in a thread, so that the event loop keeps serving others.
     size = sum(len(prompt) for prompt, _ in prompts)
     if params.structured_outputs is not None or any("grammar" in options for _, options in prompts):
-        prepared = await state.compile(prepare)
+        prepared = await until_disconnect(request.receive, state.compile(prepare))
+    elif size > LONG_TEXT:
+        prepared = await until_disconnect(request.receive, asyncio.to_thread(prepare))
     else:
-        prepared = await asyncio.to_thread(prepare) if size > LONG_TEXT else prepare()
+        prepared = prepare()
     tenant, deadlines = tenant_of(request, body.user), read_deadlines(body)
     wished = [with_wishes(item, beam, wish, state.engine.info.pin_tokens) for item in prepared]
-    requests = [replace(item, tenant=tenant, **deadlines) for item, _ in wished]
+    weight = record.owner.weight
+    requests = [replace(item, tenant=tenant, tenant_weight=weight, **deadlines) for item, _ in wished]
+    tally = Tally(sum(len(item.prompt_token_ids) for item in requests), state.config.enable_prompt_tokens_details)
     stream = state.engine.open(*requests)
+    record.answering(public, tally, bool(body.stream))
     return Job(
         id=public,
         created=int(time.time()),
         model=state.models[0],
         requests=requests,
         stream=stream,
-        tally=Tally(sum(len(item.prompt_token_ids) for item in requests), state.config.enable_prompt_tokens_details),
+        tally=tally,
         warnings=list(dict.fromkeys(warning for _, warnings in wished for warning in warnings)),
         n=requests[0].n,
     )
