@@ -27,7 +27,7 @@ _HTTPS_PORT = 443
 # One grammar, and no second parser: what is matched here is what is connected to. Nothing before the host, no
 # backslash, no blank, no character outside ASCII anywhere.
 _HTTPS = re.compile(
-    r"https://(?P<host>[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}))(?::(?P<port>[0-9]{1,5}))?"
+    r"[Hh][Tt][Tt][Pp][Ss]://(?P<host>[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}))(?::(?P<port>[0-9]{1,5}))?"
     r"(?P<path>[/?][!$-;=?-Z_a-z~%\[\]]*)?(?:#[!-~]*)?"
 )
 _DATA = re.compile(r"data:(?P<type>[A-Za-z0-9.+/-]{0,127})(?P<options>(?:;[A-Za-z0-9=._+-]{1,127}){0,8}),", re.DOTALL)
@@ -133,9 +133,10 @@ class MediaGate:
         if len(text) * 3 // 4 > self._limits.size + 3:
             raise _refused(f"has more than {self._limits.size} bytes")
         try:
-            return self._sized(base64.b64decode(unquote(text), validate=True))
+            data = base64.b64decode(unquote(text), validate=True)
         except (binascii.Error, ValueError):
             raise _refused("is no base64") from None
+        return self._sized(data)
 
     async def _remote(self, url: str) -> bytes:
         for _ in range(self._limits.redirects + 1):
@@ -183,10 +184,11 @@ class MediaGate:
         try:
             # Links are resolved here, and must not be met again on the way down.
             real = Path(path).resolve(strict=True)
-            return self._sized(_read_below(self._root, real.relative_to(self._root).parts, self._limits.size))
+            data = _read_below(self._root, real.relative_to(self._root).parts, self._limits.size)
         except (OSError, ValueError, RuntimeError):
             # One answer for what is not there and what is elsewhere: else it would tell which files exist.
             raise _refused("names no file that can be read in the directory of --allowed-local-media-path") from None
+        return self._sized(data)
 
     def _sized(self, data: bytes) -> bytes:
         if not data:
