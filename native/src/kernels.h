@@ -24,6 +24,9 @@ void qkv_rope_cache(Team&, const Instruction&, const Program&, const Step&, int6
 void paged_attention(Team&, const Instruction&, const Program&, const Step&, int64_t rows);
 void latent_cache(Team&, const Instruction&, const Program&, const Step&, int64_t rows);
 void latent_attention(Team&, const Instruction&, const Program&, const Step&, int64_t rows);
+void causal_conv(Team&, const Instruction&, const Program&, const Step&, int64_t rows);
+void state_scan(Team&, const Instruction&, const Program&, const Step&, int64_t rows);
+void gated_norm(Team&, const Instruction&, const Program&, const Step&, int64_t rows);
 
 // copy_plain: whether rows without rules are copied too. When not, sample must be told to read them from in1.
 void process_logits(Team&, const Instruction&, const Program&, const Step&, int64_t rows, bool copy_plain);

@@ -94,6 +94,29 @@ void layer_norm(Team& team, const Instruction& code, const Program& program, con
            [&](int64_t row) { layer_norm_row(in + row * width, gain, bias, code.f[0], out + row * width, width); });
 }
 
+void gated_norm(Team& team, const Instruction& code, const Program& program, const Step&, int64_t rows) {
+  const int64_t width = code.width / code.i[1];
+  const float* in = program.buffer[code.in0];
+  const float* gates = program.buffer[code.in1] + code.i[2];
+  const float* gain = static_cast<const float*>(code.p[0]);
+  float* out = program.buffer[code.out];
+  for_rows(team, rows * code.i[1], width, [&](int64_t part) {
+    const int64_t row = part / code.i[1];
+    const int64_t first = part % code.i[1] * width;
+    const float* x = in + row * code.width + first;
+    const float* gate = gates + row * code.i[3] + first;
+    float* products = out + row * code.width + first;
+    const float squares = sum_row(width, [=](int64_t column, int64_t count, Vec16 total) {
+      const Vec16 g = load_up_to(gate + column, count);
+      const Vec16 values = load_up_to(x + column, count) * (g / (set1(1.0f) + exp(zero() - g)));
+      store_up_to(products + column, values, count);
+      return fma(values, values, total);
+    });
+    scale_by_gain(products, inverse_rms(squares, width, code.f[0]), gain == nullptr ? gain : gain + first, products,
+                  width);
+  });
+}
+
 void add_rms_norm(Team& team, const Instruction& code, const Program& program, const Step&, int64_t rows) {
   const int64_t width = code.width;
   const float* left_in = program.buffer[code.in0];

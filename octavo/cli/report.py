@@ -6,7 +6,17 @@ from itertools import groupby
 from octavo.config.values import format_size
 from octavo.engine.build import Engine
 from octavo.kernels.cpu.describe import describe
-from octavo.spec.decoder import Body, DecoderSpec, DenseMlpSpec, LatentSpec, LayerSpec, NormSpec, RopeSpec
+from octavo.spec.decoder import (
+    Body,
+    DecoderSpec,
+    DenseMlpSpec,
+    LatentSpec,
+    LayerSpec,
+    NormSpec,
+    RopeSpec,
+    ShortConvSpec,
+    StateSpaceSpec,
+)
 
 _WIDTH = 24
 
@@ -84,6 +94,13 @@ def _body(body: Body) -> str:
         return f"{'gated ' if body.gated else ''}MLP {body.width}, {body.activation}{', biases' if body.bias else ''}"
     if isinstance(body, LatentSpec):
         return ", ".join(_latent(body))
+    if isinstance(body, ShortConvSpec):
+        return f"short convolution of {body.conv.width} over {body.conv.taps}{', biases' if body.bias else ''}"
+    if isinstance(body, StateSpaceSpec):
+        return (
+            f"state space {body.heads} heads of {body.head_dim}, state {body.state}, {body.groups} groups, "
+            f"convolution over {body.taps}, norm {body.norm_eps:g}"
+        )
     parts = [f"attention {body.heads} heads of {body.head_dim}, {body.kv_heads} kv, scale {body.scale:.4g}"]
     parts += _rope(body.rope)
     if body.window is not None:

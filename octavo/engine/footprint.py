@@ -22,7 +22,7 @@ from octavo.engine.backends import cache_layer_bytes
 from octavo.errors import ConfigError, OctavoError
 from octavo.execution.memory import sequence_blocks
 from octavo.kernels.cpu.fusion import fuse
-from octavo.kernels.cpu.instruction import Instruction, RecordedStep, Vector
+from octavo.kernels.cpu.instruction import Instruction, Places, RecordedStep, Vector
 from octavo.kernels.cpu.library import NativeLibrary, load_library
 from octavo.kernels.cpu.memory import plan_memory
 from octavo.kernels.cpu.recorder import ProgramRecorder
@@ -175,6 +175,14 @@ class _Shapes:
         """See Take."""
         return _empty_vector(sum(rows for _, rows in parts))
 
+    def parameters(self, place: str, name: str, parts: Sequence[Part]) -> NDArray[np.float32]:
+        """See Take."""
+        return self.bias(place, name, parts)
+
+    def taps(self, place: str, name: str, width: int, taps: int) -> NDArray[np.float32]:
+        """See Take."""
+        return _empty_vector(width * taps)
+
 
 @lru_cache(maxsize=64)
 def _empty_vector(width: int) -> Vector:
@@ -190,6 +198,9 @@ class _ShapeRecorder(ProgramRecorder):
     def _check_matrix(self, weight: PackedWeight) -> None: ...
 
     def _check_place(self, at: LayerCache, kv_heads: int, key_width: int, value_width: int) -> None: ...
+
+    def _pieces(self, at: LayerCache, sizes: Sequence[int]) -> Places:
+        return np.empty((0, 2), np.int64)
 
     def _check_rope(self, spec: RopeSpec | None, rope: RopeTable | None, width: int) -> None: ...
 

@@ -8,6 +8,7 @@ from octavo.model.blocks.attention import AttentionWeights
 from octavo.model.blocks.latent_attention import LatentWeights
 from octavo.model.blocks.mlp import MlpWeights
 from octavo.model.blocks.norm import NormWeights
+from octavo.model.blocks.recurrent import ShortConvWeights, StateSpaceWeights
 from octavo.model.decoder import BlockWeights, BodyWeights, BranchWeights, DecoderWeights, LayerWeights
 from octavo.ops.weight import PackedWeight
 from octavo.spec.decoder import (
@@ -19,6 +20,8 @@ from octavo.spec.decoder import (
     LatentSpec,
     LayerSpec,
     NormSpec,
+    ShortConvSpec,
+    StateSpaceSpec,
 )
 
 V_co = TypeVar("V_co", covariant=True)
@@ -60,6 +63,14 @@ class Take(Protocol[V_co]):
 
     def bias(self, place: str, name: str, parts: Sequence[Part]) -> V_co:
         """Biases of `parts`, one after the other."""
+        ...
+
+    def parameters(self, place: str, name: str, parts: Sequence[Part]) -> V_co:
+        """Vectors that stand for themselves, not for a module: their names have no ending."""
+        ...
+
+    def taps(self, place: str, name: str, width: int, taps: int) -> V_co:
+        """The weights of a convolution of each channel, [width, 1, taps] in the file: [taps * width]."""
         ...
 
 
@@ -125,6 +136,10 @@ def _body(spec: Body, take: Take[V], place: str, name: str, hidden: int) -> Body
         return _attention(spec, take, place, name, hidden)
     if isinstance(spec, LatentSpec):
         return _latent(spec, take, place, name, hidden)
+    if isinstance(spec, ShortConvSpec):
+        return _short_conv(spec, take, place, name, hidden)
+    if isinstance(spec, StateSpaceSpec):
+        return _state_space(spec, take, place, name, hidden)
     return _mlp(spec, take, place, name, hidden)
 
 
@@ -164,6 +179,35 @@ def _latent(spec: LatentSpec, take: Take[V], place: str, name: str, hidden: int)
         v_up=take.heads(place, f"{name}.v_up", HeadPart(up, spec.heads, block, spec.nope, spec.value_dim), spec.rank),
         out=matrix("out", hidden, spec.heads * spec.value_dim),
         out_bias=bias("out", hidden),
+    )
+
+
+def _short_conv(spec: ShortConvSpec, take: Take[V], place: str, name: str, hidden: int) -> ShortConvWeights[V]:
+    width = spec.conv.width
+    project, conv, out = [(f"{name}.project", 3 * width)], [(f"{name}.conv", width)], [(f"{name}.out", hidden)]
+    return ShortConvWeights(
+        project=take.matrix(place, f"{name}.project", project, hidden),
+        project_bias=take.bias(place, f"{name}.project", project) if spec.bias else None,
+        conv=take.taps(place, f"{name}.conv", width, spec.conv.taps),
+        conv_bias=take.bias(place, f"{name}.conv", conv) if spec.bias else None,
+        out=take.matrix(place, f"{name}.out", out, width),
+        out_bias=take.bias(place, f"{name}.out", out) if spec.bias else None,
+    )
+
+
+def _state_space(spec: StateSpaceSpec, take: Take[V], place: str, name: str, hidden: int) -> StateSpaceWeights[V]:
+    project, out = [(f"{name}.project", spec.first_step + spec.heads)], [(f"{name}.out", hidden)]
+    conv = [(f"{name}.conv", spec.conv.width)]
+    rates = [(f"{name}.{part}", spec.heads) for part in ("decay", "skip", "step_bias")]
+    return StateSpaceWeights(
+        project=take.matrix(place, f"{name}.project", project, hidden),
+        project_bias=take.bias(place, f"{name}.project", project) if spec.bias else None,
+        conv=take.taps(place, f"{name}.conv", spec.conv.width, spec.conv.taps),
+        conv_bias=take.bias(place, f"{name}.conv", conv) if spec.conv_bias else None,
+        rates=take.parameters(place, f"{name}.rates", rates),
+        norm=take.gain(place, f"{name}.inner_norm", spec.inner),
+        out=take.matrix(place, f"{name}.out", out, spec.inner),
+        out_bias=take.bias(place, f"{name}.out", out) if spec.bias else None,
     )
 
 

@@ -12,16 +12,27 @@ from octavo.model.blocks.attention import AttentionWeights, attention
 from octavo.model.blocks.latent_attention import LatentWeights, latent_attention
 from octavo.model.blocks.mlp import MlpWeights, mlp
 from octavo.model.blocks.norm import NormWeights, normalize
+from octavo.model.blocks.recurrent import ShortConvWeights, StateSpaceWeights, short_conv, state_space
 from octavo.ops.interface import LayerCache, Ops, RopeTable, StepHandles
 from octavo.ops.weight import PackedWeight
-from octavo.spec.decoder import BlockSpec, Body, BranchSpec, DecoderSpec, DenseMlpSpec, LatentSpec, RopeSpec
+from octavo.spec.decoder import (
+    BlockSpec,
+    Body,
+    BranchSpec,
+    DecoderSpec,
+    DenseMlpSpec,
+    LatentSpec,
+    RopeSpec,
+    ShortConvSpec,
+    StateSpaceSpec,
+)
 
 A = TypeVar("A")
 V = TypeVar("V")
 I = TypeVar("I")  # noqa: E741  integers
 
 
-BodyWeights = AttentionWeights[V] | LatentWeights[V] | MlpWeights[V]
+BodyWeights = AttentionWeights[V] | LatentWeights[V] | ShortConvWeights[V] | StateSpaceWeights[V] | MlpWeights[V]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +184,12 @@ class Decoder(Generic[V]):
             assert isinstance(weights, MlpWeights)
             return mlp(ops, spec, weights, x)
         cache = self._caches[layer]
+        if isinstance(spec, ShortConvSpec):
+            assert isinstance(weights, ShortConvWeights)
+            return short_conv(ops, spec, weights, x, cache)
+        if isinstance(spec, StateSpaceSpec):
+            assert isinstance(weights, StateSpaceWeights)
+            return state_space(ops, spec, weights, x, cache)
         rope = None if spec.rope is None else self._ropes[spec.rope]
         if isinstance(spec, LatentSpec):
             assert isinstance(weights, LatentWeights)

@@ -104,12 +104,18 @@ class VectorPlan:
     tensors: tuple[StoredTensor, ...]
     add: float = 0.0
     pairs: tuple[Pairs, ...] = ()
+    taps: int = 0  # of a convolution [width, 1, taps], which becomes [taps * width]; 0: it is none
+    negative_exp: tuple[bool, ...] = ()  # tensors that are stored as the logarithm of their negative
 
     def read(self) -> NDArray[np.float32]:
         """The values; a copy."""
         parts: list[NDArray[np.float32]] = []
         for tensor, pairs in zip(self.tensors, self.pairs, strict=True):
             parts.append(pairs.undo(dequantize(tensor.format, tensor.data, tensor.shape).reshape(-1)))
+        if self.taps:
+            parts = [np.ascontiguousarray(values.reshape(-1, self.taps).T).reshape(-1) for values in parts]
+        for number, negative in enumerate(self.negative_exp):
+            parts[number] = -np.exp(parts[number]) if negative else parts[number]
         return (np.concatenate(parts) + np.float32(self.add)).astype(np.float32, copy=False)
 
 
@@ -204,6 +210,29 @@ class _Planner:
                 tensors.append(tensor)
                 pairs.append(self._pairs(place, part, source))
         self.vectors.append(VectorPlan(f"{place}{name}.bias", tuple(tensors), 0.0, tuple(pairs)))
+
+    def parameters(self, place: str, name: str, parts: Sequence[Part]) -> None:
+        """See Take."""
+        tensors: list[StoredTensor] = []
+        negative: list[bool] = []
+        for part, rows in parts:
+            source, tensor = self._find(place, part, "")
+            if source is not None and tensor is not None and self._fits(tensor, (rows,)) and self._is_float(tensor):
+                tensors.append(tensor)
+                negative.append(source.negative_exp)
+        none = (NO_PAIRS,) * len(tensors)
+        self.vectors.append(VectorPlan(f"{place}{name}", tuple(tensors), 0.0, none, negative_exp=tuple(negative)))
+
+    def taps(self, place: str, name: str, width: int, taps: int) -> None:
+        """See Take."""
+        source, tensor = self._find(place, name, ".weight")
+        if (
+            source is not None
+            and tensor is not None
+            and self._fits(tensor, (width, 1, taps))
+            and self._is_float(tensor)
+        ):
+            self.vectors.append(VectorPlan(f"{place}{name}.weight", (tensor,), 0.0, (NO_PAIRS,), taps))
 
     def find_surplus(self) -> None:
         """Note every tensor that nothing asked for and the table does not know. A tied model may hold a head."""

@@ -194,3 +194,9 @@ class _Loaded:
 
     def bias(self, place: str, name: str, parts: Sequence[Part]) -> Any:
         return self._vectors[f"{place}{name}.bias"]
+
+    def parameters(self, place: str, name: str, parts: Sequence[Part]) -> Any:
+        return self._vectors[f"{place}{name}"]
+
+    def taps(self, place: str, name: str, width: int, taps: int) -> Any:
+        return self._vectors[f"{place}{name}.weight"]

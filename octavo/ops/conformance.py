@@ -52,6 +52,7 @@ class CacheShape:
     layers: int = 1
     tables: NDArray[np.int32] = field(default_factory=lambda: np.zeros((1, 1, 1), np.int32))
     value_dim: int | None = None  # None: as head_dim
+    page_bytes: int = 0  # at least; for recurrent states
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ class Scene:
     token_ids: tuple[int, ...] = ()
     sampled_rows: tuple[int, ...] = ()
     rows: tuple[RowRules, ...] = ()
+    state_reads: tuple[tuple[int, ...], ...] = ()  # of each page of a state, each sequence's page; -1: none yet
+    state_writes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def positions(self) -> tuple[int, ...]:

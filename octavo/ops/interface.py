@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from octavo.flow.request import Sampling
 from octavo.ops.weight import PackedWeight
 from octavo.spec.decoder import Activation as ActivationKind
-from octavo.spec.decoder import AttentionSpec, LatentSpec
+from octavo.spec.decoder import AttentionSpec, ConvSpec, LatentSpec, StateSpaceSpec
 
 A = TypeVar("A")
 V = TypeVar("V", contravariant=True)
@@ -91,7 +91,7 @@ class StepHandles(Protocol[Handle]):
 
 
 class Ops(Protocol[A, V, I]):
-    """The interface. 18 ops; composition does the rest."""
+    """The interface. 21 ops; composition does the rest."""
 
     def embed(self, ids: I, table: PackedWeight) -> A:
         """Rows of `table` [vocab, width]: ids [T] -> [T, width]. Also used for learned positions."""
@@ -180,6 +180,28 @@ class Ops(Protocol[A, V, I]):
         latent [T, heads * rank], queries in the latent space; q as `latent_cache` gave it -> [T, heads * rank].
         Source: DeepSeek-V2, arXiv:2405.04434, section 2.1, with the projections up absorbed in queries and outputs.
         """
+        ...
+
+    def causal_conv(self, x: A, spec: ConvSpec, cache: LayerCache, weight: V, bias: V | None) -> A:
+        """Opaque. out[t] = sum over taps j of weight[j] * input[t - taps + 1 + j], and bias: [T, ...] -> [T, width].
+
+        weight [taps * width], the oldest input's weights first. What stands before the step's tokens is piece 0 of the
+        layer's state; the last `taps - 1` inputs are left there.
+        """
+        ...
+
+    def state_scan(self, x: A, steps: A, spec: StateSpaceSpec, cache: LayerCache, rates: V) -> A:
+        """Opaque. For each head, token by token: h = exp(dt a) h + dt x b; y = h c + d x: -> [T, heads * head_dim].
+
+        x [T, inner + 2 groups * state]: x, b and c. steps: an activation that holds the time steps, from column
+        `spec.first_step` on. rates [3 * heads]: a (negative), d, and the time steps' bias. A head's h [state, head_dim]
+        is a piece of the layer's state, from piece 1 on.  Source: Dao & Gu 2024, arXiv:2405.21060, section 2.1.
+        """
+        ...
+
+    def gated_norm(self, x: A, gates: A, weight: V | None, spec: StateSpaceSpec) -> A:
+        """RMS norm of x * silu(gate), over the columns of each group, times weight [inner]; the gate is the first
+        `inner` columns of `gates`."""
         ...
 
     def softcap(self, x: A, limit: float) -> A:

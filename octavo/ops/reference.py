@@ -18,7 +18,7 @@ from octavo.ops.interface import LayerCache, RopeTable, RowRules
 from octavo.ops.philox import uniform
 from octavo.ops.weight import PackedWeight
 from octavo.spec.decoder import Activation as ActivationKind
-from octavo.spec.decoder import AttentionSpec, LatentSpec
+from octavo.spec.decoder import AttentionSpec, ConvSpec, LatentSpec, StateSpaceSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,14 @@ class PagedStore(Protocol):
 
     def read(self, cache: LayerCache, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values of positions start..end, [end - start, kv_heads, head_dim] each, float32."""
+        ...
+
+    def read_state(self, cache: LayerCache, piece: int, sequence: int, shape: tuple[int, int]) -> Tensor:
+        """What sequence number `sequence` of the step left of a piece of a recurrent state; zeros at its start."""
+        ...
+
+    def write_state(self, cache: LayerCache, piece: int, sequence: int, values: Tensor) -> None:
+        """What it leaves now."""
         ...
 
 
@@ -200,6 +208,51 @@ class ReferenceOps:
             weights = torch.softmax(scores.masked_fill(~visible, -math.inf), dim=-1)
             out[part] = torch.einsum("hts,sd->thd", weights, kept[:, : spec.rank]).reshape(span.count, -1)
         return out
+
+    # --- recurrent layers ---
+
+    def causal_conv(self, x: Tensor, spec: ConvSpec, cache: LayerCache, weight: Tensor, bias: Tensor | None) -> Tensor:
+        assert self._store is not None, "a recurrent layer needs a cache"
+        parts = x[:, spec.first :].split(spec.width, dim=1)
+        inputs = parts[0] * parts[2] if spec.gated else parts[0]
+        taps, kept = weight.view(spec.taps, spec.width), spec.taps - 1
+        out = torch.zeros_like(inputs)
+        for number, span in enumerate(self._spans):
+            part = slice(span.first, span.first + span.count)
+            past = self._store.read_state(cache, 0, number, (kept, spec.width))
+            seen = torch.cat([past, inputs[part]])
+            out[part] = (seen.unfold(0, spec.taps, 1) * taps.T).sum(dim=-1)
+            self._store.write_state(cache, 0, number, seen[len(seen) - kept :])
+        out = out if bias is None else out + bias
+        out = functional.silu(out) if spec.silu else out
+        return out * parts[1] if spec.gated else out
+
+    def state_scan(self, x: Tensor, steps: Tensor, spec: StateSpaceSpec, cache: LayerCache, rates: Tensor) -> Tensor:
+        assert self._store is not None, "a recurrent layer needs a cache"
+        a, d, bias = rates.view(3, spec.heads)
+        inputs, b, c = x.split([spec.inner, spec.groups * spec.state, spec.groups * spec.state], dim=1)
+        inputs = inputs.view(-1, spec.heads, spec.head_dim)
+        b, c = (
+            each.view(-1, spec.groups, spec.state).repeat_interleave(spec.heads // spec.groups, 1) for each in (b, c)
+        )
+        dt = functional.softplus(steps[:, spec.first_step : spec.first_step + spec.heads] + bias).clamp(*spec.limits)
+        out = torch.zeros_like(inputs)
+        for number, span in enumerate(self._spans):
+            shape = (spec.state, spec.head_dim)
+            heads = range(spec.heads)
+            h = torch.stack([self._store.read_state(cache, 1 + head, number, shape) for head in heads])
+            for t in range(span.first, span.first + span.count):
+                added = torch.einsum("hn,hp->hnp", b[t], dt[t, :, None] * inputs[t])
+                h = torch.exp(dt[t] * a)[:, None, None] * h + added
+                out[t] = torch.einsum("hnp,hn->hp", h, c[t]) + d[:, None] * inputs[t]
+            for head in heads:
+                self._store.write_state(cache, 1 + head, number, h[head])
+        return out.view(-1, spec.inner)
+
+    def gated_norm(self, x: Tensor, gates: Tensor, weight: Tensor | None, spec: StateSpaceSpec) -> Tensor:
+        gated = x * functional.silu(gates[:, : spec.inner])
+        normed = self.rms_norm(gated.view(len(x), spec.groups, -1), None, spec.norm_eps).view_as(x)
+        return normed if weight is None else normed * weight
 
     # --- sampling ---
 

@@ -166,6 +166,82 @@ class LatentSpec:
         return (CacheNeed("latent", 1, self.width),)
 
 
+_FLOAT = 4  # bytes: states are float32, so that storing one between two steps changes no bit
+
+
+@dataclass(frozen=True, slots=True)
+class ConvSpec:
+    """A causal convolution of each of `width` channels over its last `taps` inputs; the last `taps - 1` are kept.
+
+    It reads the columns of its activation from `first` on. gated: these are [b | c | x], each `width` wide, the
+    convolution's input is b * x and its output is multiplied by c. silu: of the sum.
+    """
+
+    width: int
+    taps: int
+    first: int = 0
+    gated: bool = False
+    silu: bool = False
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the inputs that are kept."""
+        return _FLOAT * self.width * (self.taps - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvSpec:
+    """The gated short convolution of LFM2 (transformers' Lfm2ShortConv): out(c * conv(b * x)) with b, c, x = in(h)."""
+
+    conv: ConvSpec
+    bias: bool = False  # of both projections and the convolution
+
+    @property
+    def cache_needs(self) -> tuple[CacheNeed, ...]:
+        """The convolution's last inputs."""
+        return (CacheNeed("state", pieces=(self.conv.state_bytes,)),)
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpaceSpec:
+    """A selective state space, Mamba-2 (Dao & Gu 2024, arXiv:2405.21060): a projection gives a gate, the inputs x, b
+    and c, which pass a convolution, and a time step a head; the scan's output is gated, normed and projected.
+
+    Heads share b and c by groups. Time steps are softplus(step + bias), inside `limits`.
+    """
+
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    taps: int  # of the convolution
+    norm_eps: float  # of the norm after the gate, over the channels of each group
+    limits: tuple[float, float] = (0.0, float("inf"))
+    conv_bias: bool = True
+    bias: bool = False  # of both projections
+
+    @property
+    def inner(self) -> int:
+        """Channels of x and of the gate."""
+        return self.heads * self.head_dim
+
+    @property
+    def conv(self) -> ConvSpec:
+        """The convolution of x, b and c, which come after the gate."""
+        return ConvSpec(self.inner + 2 * self.groups * self.state, self.taps, first=self.inner, silu=True)
+
+    @property
+    def first_step(self) -> int:
+        """The first of the time steps' columns in the projection."""
+        return self.inner + self.conv.width
+
+    @property
+    def cache_needs(self) -> tuple[CacheNeed, ...]:
+        """The convolution's last inputs, then every head's state."""
+        head = _FLOAT * self.head_dim * self.state
+        return (CacheNeed("state", pieces=(self.conv.state_bytes, *(head,) * self.heads)),)
+
+
 @dataclass(frozen=True, slots=True)
 class DenseMlpSpec:
     """down(act(gate(x)) * up(x)) when gated, else down(act(up(x)))."""
@@ -176,7 +252,7 @@ class DenseMlpSpec:
     bias: bool = False
 
 
-Mixer = AttentionSpec | LatentSpec
+Mixer = AttentionSpec | LatentSpec | ShortConvSpec | StateSpaceSpec
 Body = Mixer | DenseMlpSpec
 
 

@@ -47,6 +47,7 @@ class ReferenceDevice:
     def begin(self, scene):
         self._scene = scene
         self._ops = ReferenceOps(scene.spans, scene.rows, self._store)
+        self._store.use_states(*states_of(scene))
         handles = (scene.token_ids, scene.positions, scene.sampled_rows)
         return self._ops, TorchStep(*(torch.tensor(values, dtype=torch.int32) for values in handles))
 
@@ -109,7 +110,7 @@ def native_cache(native: NativeLibrary, shape: CacheShape) -> NativeCache:
     """A pool of NaN."""
     code = CACHE_FORMAT_OF_DTYPE[shape.dtype]
     layer = native.cache_layer_bytes(code, shape.kv_heads, shape.head_dim, shape.block_size, shape.value_dim)
-    page = -(-layer * shape.layers // 64) * 64
+    page = max(-(-layer * shape.layers // 64) * 64, shape.page_bytes)
     pool = aligned_bytes(page * shape.blocks)
     pool[:] = 0xFF
     return NativeCache(code, shape.block_size, page, pool, np.ascontiguousarray(shape.tables))
@@ -124,11 +125,19 @@ def fill_step(step: NativeStep, scene: Scene) -> None:
         np.array(starts, np.int32),
         np.array([span.slot for span in scene.spans], np.int32),
     )
+    step.set_states(*states_of(scene))
     step.set_top(top_count(scene))
     records = np.zeros(len(scene.sampled_rows), SAMPLING_RECORD)
     kept = [fill_record(record, rules) for record, rules in zip(records, scene.rows, strict=False)]
     step.set_rows(np.array(scene.sampled_rows, np.int32), records)
     step.kept_for_test = kept  # type: ignore[attr-defined]
+
+
+def states_of(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
+    """Pages that recurrent states are read from and written to, [pages, sequences]."""
+    shape = (-1, max(len(scene.spans), 1))
+    reads, writes = (np.array(pages, np.int32).reshape(shape) for pages in (scene.state_reads, scene.state_writes))
+    return reads, writes
 
 
 def fill_record(record: np.void, rules: RowRules) -> tuple[np.ndarray, ...]:

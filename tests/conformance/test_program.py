@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.cache.layout import groups_for, layer_needs
 from octavo.errors import InternalError
 from octavo.execution.slots import SlotTable
 from octavo.execution.step_inputs import build_inputs
@@ -28,14 +27,14 @@ from octavo.ops.interface import LayerCache, RopeTable
 from octavo.ops.weight import PackedWeight, Segment
 from octavo.spec.decoder import AttentionSpec, RopeSpec
 from tests.conformance.devices import ISAS, library, native_cache, team
-from tests.conformance.tiny import SPECS, decoder, native_runner, prompt, slot_table, torch_runner
+from tests.conformance.tiny import SPECS, decoder, groups_of, native_runner, page_size, prompt, slot_table, torch_runner
 
 BEST = ISAS[0]
 
 
 def plan_of(spec, *sequences: tuple[int, tuple[int, ...]]) -> StepPlan:
     """Whole prompts of (slot, tokens)."""
-    groups, block = len(groups_for(spec)), iter(range(256))
+    groups, block = groups_of(spec), iter(range(256))
     greedy = Sampling(temperature=0.0)
     rows = tuple(
         PlannedRow(
@@ -43,7 +42,10 @@ def plan_of(spec, *sequences: tuple[int, tuple[int, ...]]) -> StepPlan:
             slot,
             0,
             len(tokens),
-            tuple(tuple(next(block) for _ in range(-(-len(tokens) // 16))) for _ in range(groups)),
+            tuple(
+                tuple(next(block) for _ in range(group.pages if group.is_state else -(-len(tokens) // 16)))
+                for group in groups
+            ),
             True,
         )
         for slot, tokens in sequences
@@ -77,13 +79,12 @@ def test_a_program_is_its_ops_one_by_one(name):
     inputs = inputs_of(spec, table)
     whole = native_runner(BEST, spec, table).logits(inputs)
     native = library(BEST)
-    layer_bytes = (
-        native.cache_layer_bytes(1, n.kv_heads, n.key_width, 16, n.value_width) for n in layer_needs(spec).values()
+    cache = native_cache(
+        native, CacheShape("float16", 16, 256, tables=table.tables, page_bytes=page_size(native, spec))
     )
-    cache = native_cache(native, CacheShape("float16", 16, 256, 4, 16, 3, table.tables))
-    assert cache.page_bytes >= max(layer_bytes)
     step = NativeStep(8)
     step.set_tokens(inputs.token_ids, inputs.positions, inputs.query_starts, inputs.slots)
+    step.set_states(inputs.state_reads, inputs.state_writes)
     step.set_rows(inputs.sampled_rows, inputs.sampling)
     ops = NativeOps(native, team(BEST), step, cache)
     apart = decoder(spec, NativePacker(native, team(BEST))).logits(ops, RecordedStep())

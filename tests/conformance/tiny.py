@@ -4,7 +4,7 @@ import zlib
 
 import numpy as np
 
-from octavo.cache.layout import groups_for, layer_caches, page_bytes
+from octavo.cache.layout import groups_for, layer_caches, page_bytes, state_pages
 from octavo.execution.cpu.runner import NativeRunner, record_program
 from octavo.execution.cpu.storage import CpuStorage
 from octavo.execution.slots import SlotTable
@@ -22,6 +22,7 @@ from octavo.ops.conformance import numbers, stored
 from octavo.ops.interface import RopeTable
 from octavo.spec.decoder import (
     AttentionSpec,
+    ConvSpec,
     DecoderSpec,
     DenseMlpSpec,
     EmbeddingSpec,
@@ -29,10 +30,12 @@ from octavo.spec.decoder import (
     LatentSpec,
     NormSpec,
     RopeSpec,
+    ShortConvSpec,
+    StateSpaceSpec,
     parallel,
     sequential,
 )
-from tests.conformance.devices import library, team
+from tests.conformance.devices import ISAS, library, team
 
 VOCAB, HIDDEN, MAX_LEN, BLOCK_SIZE = 301, 64, 160, 16
 RMS, LAYER = NormSpec("rms", 1e-6), NormSpec("layer", 1e-5, bias=True)
@@ -57,7 +60,11 @@ GPT = sequential(_attention(kv_heads=4, rope=None, qkv_bias=True, out_bias=True)
 LATENT = sequential(
     LatentSpec(6, 32, 8, 16, 32, 0.2, RopeSpec(10000.0, 8), RMS, q_rank=64, q_norm=RMS, bias=True), SILU, RMS
 )
+SHORT_CONV = sequential(ShortConvSpec(ConvSpec(HIDDEN, 3, gated=True), bias=True), SILU, RMS)
+STATE_SPACE = sequential(StateSpaceSpec(6, 32, 8, 2, 4, 1e-5), SILU, RMS)
 SPECS = {
+    "short conv": _decoder(SHORT_CONV, LLAMA, SHORT_CONV),
+    "state space": _decoder(STATE_SPACE, STATE_SPACE, LLAMA),
     "latent": _decoder(LATENT, LATENT),
     "llama": _decoder(LLAMA, LLAMA),
     "gemma": _decoder(
@@ -98,6 +105,14 @@ class RandomTake:
         rows = sum(rows for _, rows in parts)
         return self._packer.vector(numbers(zlib.crc32(f"{place}{name}b".encode()), rows, scale=0.1))
 
+    def parameters(self, place, name, parts):
+        # Decays are negative; what else there is may be anything.
+        parts = [numbers(zlib.crc32(f"{place}{part}".encode()), rows, scale=0.5) for part, rows in parts]
+        return self._packer.vector(np.concatenate([-np.exp(parts[0]), *parts[1:]]))
+
+    def taps(self, place, name, width, taps):
+        return self._packer.vector(numbers(zlib.crc32(f"{place}{name}".encode()), taps * width, scale=0.4))
+
 
 def decoder(spec, packer, format=None):
     """A Decoder with random weights; `format` of all its matrices, or a mix."""
@@ -105,22 +120,33 @@ def decoder(spec, packer, format=None):
     for rope in spec.ropes:
         cos, sin = (packer.vector(t).reshape(t.shape) for t in rope_tables(rope, MAX_LEN))
         tables[rope] = RopeTable(rope.width, cos, sin)
-    return Decoder(spec, assemble(spec, RandomTake(packer, format)), layer_caches(spec, groups_for(spec)), tables)
+    return Decoder(spec, assemble(spec, RandomTake(packer, format)), layer_caches(spec, groups_of(spec)), tables)
 
 
 def slot_table(spec, slots=8):
-    return SlotTable(slots, MAX_LEN, len(groups_for(spec)), BLOCK_SIZE)
+    groups = groups_of(spec)
+    return SlotTable(slots, MAX_LEN, len(groups), BLOCK_SIZE, state_pages(groups))
+
+
+def groups_of(spec):
+    """The layers' groups, laid out for float16; every dtype of the runners here takes them as they are."""
+    native = library(ISAS[0])
+    return groups_for(spec, lambda n: native.cache_layer_bytes(1, n.kv_heads, n.key_width, BLOCK_SIZE, n.value_width))
+
+
+def page_size(native, spec, dtype="float16"):
+    """Bytes of a page of the spec's groups."""
+    code = CACHE_FORMAT_OF_DTYPE[dtype]
+
+    def layer_bytes(need):
+        return native.cache_layer_bytes(code, need.kv_heads, need.key_width, BLOCK_SIZE, need.value_width)
+
+    return page_bytes(spec, groups_of(spec), layer_bytes)
 
 
 def native_runner(isa, spec, table, *, threads=2, tokens=128, rows=8, dtype="float16", fused=True, format=None):
     native, threads_of = library(isa), team(isa, threads)
-    code = CACHE_FORMAT_OF_DTYPE[dtype]
-    size = page_bytes(
-        spec,
-        groups_for(spec),
-        lambda n: native.cache_layer_bytes(code, n.kv_heads, n.key_width, BLOCK_SIZE, n.value_width),
-    )
-    storage = CpuStorage(256, size)
+    storage = CpuStorage(256, page_size(native, spec, dtype))
     storage.page(slice(None))[:] = 0xFF  # NaN: reading what nobody wrote shows
     cache = storage.cache(dtype, BLOCK_SIZE, table.tables)
     model = decoder(spec, NativePacker(native, threads_of), format)

@@ -31,9 +31,10 @@ class Line:
 class Driver:
     """Plans steps for a worker. Blocks are handed out in a scattered order and never twice."""
 
-    def __init__(self, worker, groups, block_size=16, blocks=256):
+    def __init__(self, worker, groups, block_size=16, blocks=256, state_pages=()):
         self._worker = worker
         self._groups = groups
+        self._state_pages = state_pages or (0,) * groups
         self._block_size = block_size
         self._free = list(range(blocks - 1, 0, -3)) + list(range(blocks - 2, 0, -3)) + list(range(blocks - 3, 0, -3))
         self._step = 0
@@ -73,6 +74,8 @@ class Driver:
         end = line.computed + count
         new = -(-end // self._block_size) - line.blocks
         line.blocks += new
-        blocks = tuple(tuple(self._free.pop() for _ in range(new)) for _ in range(self._groups))
+        # A recurrent state gets other pages whenever a block begins, as when it is kept at the block's border.
+        counts = [new if pages == 0 else pages if new else 0 for pages in self._state_pages]
+        blocks = tuple(tuple(self._free.pop() for _ in range(count)) for count in counts)
         samples = end == len(line.tokens)
         return PlannedRow(line.slot, line.slot, line.computed, count, blocks, samples, len(line.drawn), suppress_stop)

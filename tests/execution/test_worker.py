@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from octavo.cache.layout import groups_for
+from octavo.cache.layout import state_pages
 from octavo.flow.request import Sampling
 from tests.conformance.devices import ISAS
-from tests.conformance.tiny import SPECS, VOCAB, native_worker, prompt, torch_worker
+from tests.conformance.tiny import SPECS, VOCAB, groups_of, native_worker, prompt, torch_worker
 from tests.execution.engine import Driver
 
 BEST = ISAS[0]
@@ -15,7 +15,12 @@ DRAW = Sampling(temperature=0.9, top_p=0.95, seed=11, repetition_penalty=1.1, pr
 
 def driver(name, isa=BEST, **options):
     spec = SPECS[name]
-    return Driver(native_worker(isa, spec, **options), len(groups_for(spec)))
+    return drive(spec, native_worker(isa, spec, **options))
+
+
+def drive(spec, worker):
+    groups = groups_of(spec)
+    return Driver(worker, len(groups), state_pages=state_pages(groups))
 
 
 def alone(name, tokens, sampling, outputs=12, isa=BEST, **options):
@@ -30,7 +35,7 @@ def alone(name, tokens, sampling, outputs=12, isa=BEST, **options):
 @pytest.mark.parametrize("name", SPECS)
 def test_tokens_are_the_reference_backend_s(name, isa):
     spec = SPECS[name]
-    engine = Driver(torch_worker(spec), len(groups_for(spec)))
+    engine = drive(spec, torch_worker(spec))
     wanted = engine.add(0, prompt(1, 45), Sampling(temperature=0.0, logprobs=3))
     engine.run(wanted, 8)
     got = alone(name, prompt(1, 45), Sampling(temperature=0.0, logprobs=3), 8, isa)

@@ -11,6 +11,8 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GraniteConfig,
+    GraniteMoeHybridConfig,
+    Lfm2Config,
     LlamaConfig,
     MistralConfig,
     OPTConfig,
@@ -63,6 +65,8 @@ GPT2 |= {"bos_token_id": 1, "eos_token_id": 2}
 LATENT = BASE | {"num_key_value_heads": 4, "first_k_dense_replace": 2, "kv_lora_rank": 24, "v_head_dim": 20}
 LATENT |= {"qk_nope_head_dim": 12, "qk_rope_head_dim": 8}
 DEEPSEEK_YARN = {**YARN, "mscale": 0.707, "mscale_all_dim": 0.9}
+HYBRID = BASE | GRANITE | {"num_hidden_layers": 4, "num_local_experts": 0, "shared_intermediate_size": 96}
+HYBRID |= {"mamba_n_heads": 8, "mamba_n_groups": 1, "mamba_d_state": 12, "mamba_d_conv": 4, "mamba_chunk_size": 16}
 
 CONFIGS = {
     "llama": lambda: LlamaConfig(**BASE, head_dim=16),
@@ -98,6 +102,23 @@ CONFIGS = {
     "deepseek2": lambda: DeepseekV2Config(**LATENT, q_lora_rank=None),
     "deepseek3-yarn": lambda: DeepseekV3Config(
         **LATENT, q_lora_rank=40, attention_bias=True, rope_parameters=dict(DEEPSEEK_YARN)
+    ),
+    "lfm2": lambda: Lfm2Config(
+        **{**BASE, "num_hidden_layers": 4},
+        layer_types=["conv", "full_attention", "conv", "conv"],
+        conv_bias=True,
+        conv_L_cache=4,
+        block_multiple_of=20,
+    ),
+    "granite-hybrid": lambda: GraniteMoeHybridConfig(**HYBRID, layer_types=["mamba", "attention", "mamba", "mamba"]),
+    "granite-hybrid-rope": lambda: GraniteMoeHybridConfig(
+        **{**HYBRID, "num_hidden_layers": 2, "mamba_n_groups": 2},
+        layer_types=["attention", "mamba"],
+        position_embedding_type="rope",
+        mamba_proj_bias=True,
+        mamba_conv_bias=False,
+        attention_bias=True,
+        time_step_limit=(0.3, 0.9),
     ),
     "gpt2-by-layer": lambda: GPT2Config(**GPT2, n_inner=96, scale_attn_by_inverse_layer_idx=True),
 }

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from octavo.cache.layout import groups_for, layer_caches, page_bytes
+from octavo.cache.layout import groups_for, layer_caches, page_bytes, state_pages
 from octavo.execution.cpu.runner import NativeRunner, record_program
 from octavo.execution.cpu.storage import CpuStorage
 from octavo.execution.slots import SlotTable
@@ -23,7 +23,12 @@ from octavo.model.decoder import Decoder
 from octavo.model.source import open_model
 from octavo.model.weights import load_decoder
 
-BLOCK_SIZE, MAX_LEN, BLOCKS = 16, 64, 64
+BLOCK_SIZE, MAX_LEN, BLOCKS = 16, 64, 128
+CACHE_FORMAT = CACHE_FORMAT_OF_DTYPE["float32"]
+
+
+def layer_bytes(need):
+    return load_library().cache_layer_bytes(CACHE_FORMAT, need.kv_heads, need.key_width, BLOCK_SIZE, need.value_width)
 
 
 def logits_of(path, ids, backend="torch", steps=(), **options):
@@ -32,8 +37,8 @@ def logits_of(path, ids, backend="torch", steps=(), **options):
     `steps`: lengths of the chunks that the prompt is computed in (default: one). `options`: of load_decoder.
     """
     source = open_model(path)
-    groups = groups_for(source.spec)
-    table = SlotTable(1, MAX_LEN, len(groups), BLOCK_SIZE)
+    groups = groups_for(source.spec, layer_bytes)
+    table = SlotTable(1, MAX_LEN, len(groups), BLOCK_SIZE, state_pages(groups))
     build = _torch_runner if backend == "torch" else _native_runner
     runner = build(source, groups, table, options)
     bounds = np.cumsum([0, *(steps or (len(ids),))]).tolist()
@@ -41,7 +46,13 @@ def logits_of(path, ids, backend="torch", steps=(), **options):
     parts = []
     for step, (start, end) in enumerate(itertools.pairwise(bounds)):
         held, needed = (-(-bound // BLOCK_SIZE) for bound in (start, end))
-        blocks = tuple(tuple(1 + g * 8 + b for b in range(held, needed)) for g in range(len(groups)))
+        blocks = tuple(
+            # Recurrent states go to other pages with every step.
+            tuple(64 + step % 2 * 32 + page for page in range(group.pages))
+            if group.is_state
+            else tuple(1 + g * 8 + b for b in range(held, needed))
+            for g, group in enumerate(groups)
+        )
         row = PlannedRow(0, 0, start, end - start, blocks, samples=True)
         arrival = (SlotArrival(0, 0, tuple(ids), len(ids), Sampling(temperature=0.0)),) if step == 0 else ()
         plan = StepPlan(step, (row,), arrival)
@@ -66,13 +77,8 @@ def _torch_runner(source, groups, table, options):
 def _native_runner(source, groups, table, options):
     library = load_library()
     team = ThreadTeam(library, 2)
-    code = CACHE_FORMAT_OF_DTYPE["float32"]
-    size = page_bytes(
-        source.spec,
-        groups,
-        lambda n: library.cache_layer_bytes(code, n.kv_heads, n.key_width, BLOCK_SIZE, n.value_width),
-    )
-    storage = CpuStorage(BLOCKS, size)
+    storage = CpuStorage(BLOCKS, page_bytes(source.spec, groups, layer_bytes))
+    storage.page(slice(None))[:] = 0xFF  # NaN: reading what nobody wrote shows
     cache = storage.cache("float32", BLOCK_SIZE, table.tables)
     decoder = _decoder(source, groups, NativePacker(library, team), options)
     program = record_program(library, team, decoder, ProgramLimits(MAX_LEN, MAX_LEN), cache, MAX_LEN)

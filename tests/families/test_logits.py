@@ -13,7 +13,9 @@ IDS = np.random.default_rng(3).integers(3, 256, 27).tolist()  # past the windows
 IN_GGUF = [
     name
     for name in CONFIGS
-    if not name.startswith(("opt", "deepseek", "llama-yarn", "llama-longrope", "gpt2-by", "qwen2-w", "gemma3-s"))
+    if not name.startswith(
+        ("opt", "deepseek", "lfm2", "granite-h", "llama-yarn", "llama-longrope", "gpt2-by", "qwen2-w", "gemma3-s")
+    )
 ]
 
 
@@ -38,7 +40,9 @@ def test_float32_checkpoint_equals_transformers(checkpoint, backend):
 
 
 @pytest.mark.parametrize("backend", ["torch", "native"])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "granite", "opt-350m", "gpt2", "deepseek3-yarn"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3", "granite", "opt-350m", "gpt2", "deepseek3-yarn", "lfm2", "granite-hybrid"]
+)
 def test_chunks_and_single_tokens_equal_one_prefill(name, backend, tmp_path):
     directory = save(random_model(name), tmp_path)
     steps = (7, 12, 1, 1, 1, 5)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from octavo.errors import OctavoError, UnsupportedError
-from octavo.model.families import deepseek, gemma3, gpt2, granite, llama, opt, qwen2, qwen3
+from octavo.model.families import deepseek, gemma3, gpt2, granite, granite_hybrid, lfm2, llama, opt, qwen2, qwen3
 from octavo.model.families.catalog import FAMILIES, GGUF_TABLE, TABLE, family_name
 from octavo.model.rope import rope_tables
 from octavo.ops.weight import StoredTensor
-from octavo.spec.decoder import LinearScaling
+from octavo.spec.decoder import AttentionSpec, LinearScaling
 
 MINIMAL = {
     "hidden_size": 64,
@@ -105,6 +105,35 @@ def test_opt_and_gpt2_defaults():
         gpt2.read_spec({"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100, "add_cross_attention": True})
 
 
+def test_lfm2_layers_widths_and_older_keys():
+    spec = lfm2.read_spec({**MINIMAL, "layer_types": ["conv", "full_attention"] * 6})
+    assert [type(attention(spec, i)).__name__ for i in (0, 1)] == ["ShortConvSpec", "AttentionSpec"]
+    assert (attention(spec).conv.taps, attention(spec, 1).rope.theta, spec.head.tied) == (3, 1e6, True)
+    assert spec.layers[0].blocks[1].branches[0].body.width == 256  # 2/3 of 128 up to a multiple of 256
+    older = {"block_ff_dim": 999, "block_auto_adjust_ff_dim": False, "tie_embedding": False, "full_attn_idxs": [2]}
+    spec = lfm2.read_spec({**MINIMAL, **older})
+    assert [isinstance(attention(spec, i), AttentionSpec) for i in (1, 2, 3)] == [False, True, False]
+    assert (spec.layers[0].blocks[1].branches[0].body.width, spec.head.tied) == (999, False)
+    with pytest.raises(UnsupportedError, match="moe"):
+        lfm2.read_spec({**MINIMAL, "layer_types": ["moe"] * 12})
+
+
+def test_granite_hybrid_defaults_and_refusals():
+    dense = {**MINIMAL, "num_local_experts": 0, "mamba_n_heads": 8}
+    body = attention(granite_hybrid.read_spec(dense))
+    assert (body.inner, body.head_dim, body.state, body.taps, body.limits) == (128, 16, 256, 4, (0.0, np.inf))
+    limited = granite_hybrid.read_spec({**dense, "time_step_limit": [0.1, {"__float__": "Infinity"}]})
+    assert attention(limited).limits == (0.1, np.inf)
+    spec = granite_hybrid.read_spec({**dense, "layers_block_type": ["attention"] * 12})
+    assert (attention(spec).rope, attention(spec).scale) == (None, 1.0)
+    spec = granite_hybrid.read_spec(
+        {**dense, "layer_types": ["full_attention"] * 12, "position_embedding_type": "rope"}
+    )
+    assert attention(spec).rope.theta == 1e4
+    with pytest.raises(UnsupportedError, match="experts"):
+        granite_hybrid.read_spec(MINIMAL)
+
+
 def test_deepseek_defaults_refusals_and_yarn():
     dense = {**MINIMAL, "first_k_dense_replace": 12}
     longer = {"max_position_embeddings": 2560}
@@ -140,18 +169,19 @@ def test_whatever_a_config_says_the_answer_is_a_spec_or_a_clear_error(family):
     others = "rope_theta rope_scaling rope_parameters sliding_window sliding_window_pattern layer_types head_dim"
     others += " partial_rotary_factor rotary_dim num_key_value_heads use_sliding_window max_window_layers text_config"
     others += " hidden_act hidden_activation activation_function tie_word_embeddings query_pre_attn_scalar dtype"
+    others += " conv_L_cache conv_bias norm_eps block_ff_dim block_multiple_of block_ffn_dim_multiplier full_attn_idxs"
+    others += " tie_embedding block_auto_adjust_ff_dim mamba_n_heads mamba_n_groups mamba_d_state mamba_d_conv"
+    others += " mamba_expand time_step_limit layers_block_type position_embedding_type shared_intermediate_size"
     others += " first_k_dense_replace q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim"
     others += " attention_multiplier embedding_multiplier residual_multiplier logits_scaling"
     others += " max_position_embeddings word_embed_proj_dim attention_bias rms_norm_eps model_type architectures"
     base = {**MINIMAL, **gpt, "ffn_dim": 64}
+    few = {"first_k_dense_replace": 1, "num_local_experts": 0, "mamba_n_heads": 8}
     for key in (*base, *others.split()):
         for junk in JUNK:
             with contextlib.suppress(OctavoError):
-                spec = family.read_spec(
-                    {**base, "num_hidden_layers": 1, "n_layer": 1, "first_k_dense_replace": 1, key: junk}
-                )
-                rope = spec.layers[0].blocks[0].branches[0].body.rope
-                if rope is not None and rope.width < 1000:
+                spec = family.read_spec({**base, "num_hidden_layers": 1, "n_layer": 1, **few, key: junk})
+                for rope in (rope for rope in spec.ropes if rope.width < 1000):
                     assert np.isfinite(rope_tables(rope, 4)[0]).all()
 
 
@@ -176,7 +206,7 @@ def test_whatever_gguf_metadata_say_the_answer_is_a_spec_or_a_clear_error(arch):
 
 
 def test_the_catalog_lists_every_family_once():
-    names = ["llama", "qwen2", "qwen3", "gemma3", "granite", "opt", "gpt2", "deepseek"]
+    names = ["llama", "qwen2", "qwen3", "gemma3", "granite", "opt", "gpt2", "deepseek", "lfm2", "granite_hybrid"]
     assert [family_name(family) for family in FAMILIES] == names
     assert len(TABLE) == sum(len(family.ARCHITECTURES) for family in FAMILIES)
     assert len(GGUF_TABLE) == sum(len(family.GGUF_ARCHITECTURES) for family in FAMILIES)

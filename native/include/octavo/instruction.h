@@ -63,6 +63,16 @@ typedef struct {
  *                                                         i[1..6] as above; f[0] scale
  *   HEAD_LINEAR     out[:, h] = in0[:, h, :depth] @ w_h^T.   p[0] OctavoSegment*, one a head, i[1] their count,
  *                                                         i[2] elements a head of in0
+ *   CAUSAL_CONV     out = convolution of in0's columns from i[3] on with the last i[2] inputs of each of i[1] channels
+ *                   i[4] width of in0, i[5] bits: 1 gated: in0 = [b | c | x], out = c * conv(b * x); 2: silu of the sum
+ *                   p[0] weight [taps, width], the oldest input's first  p[1] bias (null: none)  p[2] pieces
+ *   STATE_SCAN      out = Mamba-2's recurrence over in0 = [x heads * head_dim | b groups * state | c groups * state]
+ *                   in1: its columns from i[5] on are time steps, one a head, i[6] its width.  i[1] heads i[2] head_dim
+ *                   i[3] state i[4] groups  f[0] least f[1] most time step  p[0] a, d, bias of steps [3, heads]  p[1] pieces
+ *   GATED_NORM      out = norm(in0 * silu(gate)) * p[0], in i[1] groups of columns.  gate: in1's columns from i[2] on
+ *                   i[3] width of in1  f[0] eps
+ *                   pieces: int64 [pieces][2], page of the state and byte of that page: of a convolution the last inputs
+ *                   [taps - 1, width], then of a scan a piece for each head, [state, head_dim], all float32
  *   fused, written by octavo/kernels/cpu/fusion.py:
  *   ADD_RMS_NORM    out2 = in0 + in1; out = norm(out2) * p[0].    f[0] eps
  */
@@ -85,6 +95,9 @@ enum OctavoOpcode {
   OCTAVO_LATENT_CACHE = 15,
   OCTAVO_LATENT_ATTENTION = 16,
   OCTAVO_HEAD_LINEAR = 17,
+  OCTAVO_CAUSAL_CONV = 18,
+  OCTAVO_STATE_SCAN = 19,
+  OCTAVO_GATED_NORM = 20,
 };
 
 enum OctavoActivation {
@@ -166,6 +179,8 @@ typedef struct {
   int32_t* out_invalid;         /* [rows], 1: a logit was NaN or +inf, or all were -inf; the token is 0 */
   int32_t* top_ids;             /* [rows, top_stride], best first, ties to the smaller id */
   float* top_logprobs;          /* [rows, top_stride] */
+  const int32_t* state_reads;   /* [pages of a state, sequences]: pages before the step; -1: the state is zero */
+  const int32_t* state_writes;  /* likewise, after the step; may be the same pages */
 } OctavoStep;
 
 typedef struct {

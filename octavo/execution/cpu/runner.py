@@ -80,6 +80,7 @@ class NativeRunner:
         """Run the step, yielding each range of rows once it is drawn; the first turn computes the tokens."""
         step, turn = self._step, self.program.limits.rows
         step.set_tokens(inputs.token_ids, inputs.positions, inputs.query_starts, inputs.slots)
+        step.set_states(inputs.state_reads, inputs.state_writes)
         step.set_top(inputs.top_count)
         for first in range(0, max(inputs.rows, 1), turn):
             last = min(first + turn, inputs.rows)

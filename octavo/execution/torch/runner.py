@@ -59,6 +59,7 @@ class TorchRunner:
 
     def _through(self, inputs: StepInputs, forward: Callable[[ReferenceOps, TorchStep], T]) -> tuple[ReferenceOps, T]:
         self._store.use_tables(inputs.table.tables)
+        self._store.use_states(inputs.state_reads, inputs.state_writes)
         ops = ReferenceOps(_spans(inputs), [rules_of(inputs, row) for row in range(inputs.rows)], self._store)
         step = TorchStep(*map(torch.from_numpy, (inputs.token_ids, inputs.positions, inputs.sampled_rows)))
         with torch.inference_mode():

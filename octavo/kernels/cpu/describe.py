@@ -86,6 +86,12 @@ def _weight(ins: Instruction) -> str:
 def _notes(ins: Instruction) -> str:
     """What distinguishes it: sizes of heads, window, activation, bias, what it was fused from."""
     notes = _attention_notes(ins)
+    if ins.opcode is Opcode.CAUSAL_CONV:
+        notes.append(f"{ins.integers[1]} taps")
+        notes += [name for bit, name in ((1, "gated"), (2, "silu")) if ins.integers[4] & bit]
+    if ins.opcode is Opcode.STATE_SCAN:
+        heads, head_dim, state, groups = ins.integers[:4]
+        notes.append(f"{heads} heads of {head_dim}, state {state}, {groups} groups")
     if ins.opcode is Opcode.HEAD_LINEAR:
         notes.append(f"{ins.integers[0]} heads")
     if ins.opcode in (Opcode.ACT, Opcode.ACT_MUL):
@@ -130,6 +136,6 @@ def _operand_bytes(ins: Instruction) -> int:
     for operand in ins.operands:
         if isinstance(operand, PackedWeight):
             total += sum(s.data.nbytes for s in operand.segments if isinstance(s.data, np.ndarray))
-        elif operand is not None:
+        elif operand is not None and operand.dtype == np.float32:
             total += operand.size * _FLOAT
     return total

@@ -10,7 +10,8 @@ from octavo.kernels.cpu.structs import Opcode
 from octavo.ops.weight import PackedWeight
 
 Vector = NDArray[np.float32]
-Operand = Vector | PackedWeight | None
+Places = NDArray[np.int64]  # of the pieces of a state, as instruction.h has them
+Operand = Vector | Places | PackedWeight | None
 
 
 class Axis(IntEnum):

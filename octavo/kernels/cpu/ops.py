@@ -18,7 +18,7 @@ from octavo.kernels.cpu.team import ThreadTeam
 from octavo.ops.interface import LayerCache, RopeTable
 from octavo.ops.weight import PackedWeight
 from octavo.spec.decoder import Activation as ActivationKind
-from octavo.spec.decoder import AttentionSpec, LatentSpec
+from octavo.spec.decoder import AttentionSpec, ConvSpec, LatentSpec, StateSpaceSpec
 
 Array = NDArray[np.float32]
 Vector = NDArray[np.float32]
@@ -100,6 +100,15 @@ class NativeOps:
 
     def latent_attention(self, latent: Array, q: Array, spec: LatentSpec, cache: LayerCache) -> Array:
         return self._run(lambda ops, a, b: ops.latent_attention(a, b, spec, cache), latent, q)
+
+    def causal_conv(self, x: Array, spec: ConvSpec, cache: LayerCache, weight: Vector, bias: Vector | None) -> Array:
+        return self._run(lambda ops, a: ops.causal_conv(a, spec, cache, weight, bias), x)
+
+    def state_scan(self, x: Array, steps: Array, spec: StateSpaceSpec, cache: LayerCache, rates: Vector) -> Array:
+        return self._run(lambda ops, a, b: ops.state_scan(a, b, spec, cache, rates), x, steps)
+
+    def gated_norm(self, x: Array, gates: Array, weight: Vector | None, spec: StateSpaceSpec) -> Array:
+        return self._run(lambda ops, a, b: ops.gated_norm(a, b, weight, spec), x, gates)
 
     def softcap(self, x: Array, limit: float) -> Array:
         return self._run(lambda ops, a: ops.softcap(a, limit), x)

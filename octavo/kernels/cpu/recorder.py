@@ -3,6 +3,7 @@
 Every shape, type, alignment and size is checked here, once; the interpreter trusts the instructions.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,13 +11,15 @@ import numpy as np
 from octavo.errors import InternalError
 from octavo.kernels.cpu.allocate import is_aligned
 from octavo.kernels.cpu.cache import NativeCache
-from octavo.kernels.cpu.instruction import Axis, Buffer, Ids, Instruction, Vector
+from octavo.kernels.cpu.instruction import Axis, Buffer, Ids, Instruction, Places, Vector
 from octavo.kernels.cpu.library import NativeLibrary
 from octavo.kernels.cpu.structs import ActivationCode, Opcode, format_code
 from octavo.ops.interface import LayerCache, RopeTable
 from octavo.ops.weight import PackedWeight
 from octavo.spec.decoder import Activation as ActivationKind
-from octavo.spec.decoder import AttentionSpec, LatentSpec, RopeSpec
+from octavo.spec.decoder import AttentionSpec, ConvSpec, LatentSpec, RopeSpec, StateSpaceSpec
+
+MOST_TAPS = 16  # of a convolution
 
 
 class ProgramRecorder:
@@ -217,6 +220,56 @@ class ProgramRecorder:
             )
         )
 
+    # --- recurrent layers ---
+
+    def causal_conv(self, x: Buffer, spec: ConvSpec, cache: LayerCache, weight: Vector, bias: Vector | None) -> Buffer:
+        last = spec.first + spec.width * (3 if spec.gated else 1)
+        _require(x.width >= last, f"a convolution of columns up to {last} reads an activation {x.width} wide")
+        _require(1 <= spec.taps <= MOST_TAPS, f"a convolution has 1 to {MOST_TAPS} taps, not {spec.taps}")
+        _check_vector(weight, spec.taps * spec.width, "convolution")
+        _check_vector(bias, spec.width, "bias")
+        return self._emit(
+            Instruction(
+                Opcode.CAUSAL_CONV,
+                Axis.TOKENS,
+                spec.width,
+                x,
+                integers=(spec.width, spec.taps, spec.first, x.width, spec.gated + 2 * spec.silu),
+                operands=(weight, bias, self._pieces(cache, (spec.state_bytes,))),
+            )
+        )
+
+    def state_scan(self, x: Buffer, steps: Buffer, spec: StateSpaceSpec, cache: LayerCache, rates: Vector) -> Buffer:
+        _require(x.width == spec.conv.width, f"x, b and c are {spec.conv.width} wide together, not {x.width}")
+        last = spec.first_step + spec.heads
+        _require(steps.width >= last, f"time steps in columns up to {last} of an activation {steps.width} wide")
+        _require(spec.heads % spec.groups == 0, f"{spec.heads} heads do not share {spec.groups} groups evenly")
+        _check_vector(rates, 3 * spec.heads, "scan's rates")
+        sizes = spec.heads, spec.head_dim, spec.state, spec.groups
+        return self._emit(
+            Instruction(
+                Opcode.STATE_SCAN,
+                Axis.TOKENS,
+                spec.inner,
+                x,
+                steps,
+                integers=(*sizes, spec.first_step, steps.width),
+                floats=spec.limits,
+                operands=(rates, self._pieces(cache, spec.cache_needs[0].pieces)),
+            )
+        )
+
+    def gated_norm(self, x: Buffer, gates: Buffer, weight: Vector | None, spec: StateSpaceSpec) -> Buffer:
+        _require(x.width == spec.inner, f"{spec.inner} channels are normed, not {x.width}")
+        _require(gates.width >= spec.inner, f"{spec.inner} gates in an activation {gates.width} wide")
+        _check_vector(weight, spec.inner, "gain")
+        integers, floats = (spec.groups, 0, gates.width), (spec.norm_eps,)
+        return self._emit(
+            Instruction(
+                Opcode.GATED_NORM, x.axis, x.width, x, gates, integers=integers, floats=floats, operands=(weight,)
+            )
+        )
+
     # --- rows ---
 
     def select_rows(self, x: Buffer, rows: Ids) -> Buffer:
@@ -277,6 +330,17 @@ class ProgramRecorder:
         layer = self._library.cache_layer_bytes(cache.format, kv_heads, key_width, cache.block_size, value_width)
         fits = layer > 0 and (at.index + 1) * layer <= cache.page_bytes
         _require(fits, f"layer {at.index} of {layer} bytes does not fit a page of {cache.page_bytes}")
+
+    def _pieces(self, at: LayerCache, sizes: Sequence[int]) -> Places:
+        """Where the first pieces of a layer's state are; each lies inside a page."""
+        cache = self._cache
+        _require(cache is not None, "a recurrent layer needs a cache")
+        assert cache is not None
+        _require(len(at.pieces) >= len(sizes), f"a state of {len(sizes)} pieces has places for {len(at.pieces)}")
+        for piece, size in zip(at.pieces, sizes, strict=False):
+            fits = piece.page >= 0 and piece.offset % 16 == 0 and 0 <= piece.offset <= cache.page_bytes - size
+            _require(fits, f"a piece of {size} bytes at {piece.offset} does not fit a page of {cache.page_bytes}")
+        return np.array([(piece.page, piece.offset) for piece in at.pieces], np.int64).reshape(-1, 2)
 
     def _check_rope(self, spec: RopeSpec | None, rope: RopeTable | None, width: int) -> None:
         """`width`: elements there are to rotate."""

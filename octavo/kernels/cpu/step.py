@@ -28,6 +28,7 @@ class NativeStep:
         self.struct = OctavoStep()
         self._results = tuple(a.ctypes.data for a in (self.tokens, self.logprobs, self.ranks, self.invalid))
         self._tops = (self.top_ids.ctypes.data, self.top_logprobs.ctypes.data)
+        self._kept_states: tuple[Integers, ...] = ()
         self._kept: tuple[object, ...] = ()
         self._kept_rows: tuple[object, ...] = ()
 
@@ -51,6 +52,11 @@ class NativeStep:
         struct.positions = positions.ctypes.data
         struct.query_starts = query_starts.ctypes.data
         struct.slots = slots.ctypes.data
+
+    def set_states(self, reads: Integers, writes: Integers) -> None:
+        """Pages of recurrent states [pages, sequences], before the step (-1: none yet) and after it."""
+        self._kept_states = tuple(np.ascontiguousarray(pages, np.int32) for pages in (reads, writes))
+        self.struct.state_reads, self.struct.state_writes = (pages.ctypes.data for pages in self._kept_states)
 
     def set_top(self, count: int) -> None:
         """Room for the `count` likeliest tokens of each row; at least one, so that no array is empty."""

@@ -51,6 +51,9 @@ class Opcode(IntEnum):
     LATENT_CACHE = 15
     LATENT_ATTENTION = 16
     HEAD_LINEAR = 17
+    CAUSAL_CONV = 18
+    STATE_SCAN = 19
+    GATED_NORM = 20
 
 
 class ActivationCode(IntEnum):
@@ -157,6 +160,8 @@ class OctavoStep(ctypes.Structure):
         ("out_invalid", ctypes.c_void_p),
         ("top_ids", ctypes.c_void_p),
         ("top_logprobs", ctypes.c_void_p),
+        ("state_reads", ctypes.c_void_p),
+        ("state_writes", ctypes.c_void_p),
     )
 
 

@@ -3,6 +3,7 @@
 Defaults are the caller's: a missing key means what the family's own configuration class says.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ from octavo.errors import CheckpointError, UnsupportedError
 from octavo.spec.decoder import Activation
 
 _MAX_SIZE = 1 << 31
+_INFINITY = {"__float__": "Infinity"}
 _ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -86,6 +88,29 @@ class ConfigReader:
         items = cast(list[Any], value)
         return tuple(ConfigReader({key: item}).number(key) for item in items)
 
+    def limits(self, key: str, default: tuple[float, float]) -> tuple[float, float]:
+        """A list of two numbers >= 0 in order, the second maybe infinite; null or absent means the default.
+
+        transformers writes infinity as {"__float__": "Infinity"}.
+        """
+        value = self._config.get(key)
+        if value is None:
+            return default
+        pair = cast(list[Any], value) if isinstance(value, (list, tuple)) else []
+        numbers = [math.inf if item == _INFINITY else float(item) for item in pair if _is_limit(item)]
+        if len(pair) != 2 or len(numbers) != 2 or not 0 <= numbers[0] <= numbers[1]:
+            raise CheckpointError(f"config: {key} is {value!r}, not two numbers in order")
+        return numbers[0], numbers[1]
+
+    def indices(self, key: str) -> tuple[int, ...] | None:
+        """A list of whole numbers; null or absent means none."""
+        value = self._config.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, (list, tuple)) or not all(type(item) is int for item in cast(list[Any], value)):
+            raise CheckpointError(f"config: {key} is {value!r}, not a list of whole numbers")
+        return tuple(cast(list[int], value))
+
     def texts(self, key: str) -> tuple[str, ...] | None:
         """A list of strings; null or absent means none."""
         value = self._config.get(key)
@@ -128,3 +153,9 @@ class ConfigReader:
         if value is None:
             raise CheckpointError(f"config: {key} is missing")
         return value
+
+
+def _is_limit(item: object) -> bool:
+    if isinstance(item, int):
+        return not isinstance(item, bool) and abs(item) <= _MAX_SIZE
+    return isinstance(item, float) or item == _INFINITY

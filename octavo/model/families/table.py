@@ -3,8 +3,9 @@
 Canonical names: `embed positions embed_norm project_in final_norm project_out head`; in a layer, `mixer.` (the first
 branch) and `mlp.` (the last one) before `norm post_norm after_norm`, and attention's `q k v` (or `qkv`, stacked in this
 order) `out q_norm k_norm`, an MLP's `gate up` (or `gate_up`) `down`. A name stands for a module: its matrix or gain
-ends with ".weight", its bias with ".bias". Latent attention has `q_down q_norm q kv_down latent_norm kv_up out`. What a
-model needs of the table, its spec says.
+ends with ".weight", its bias with ".bias". Latent attention has `q_down q_norm q kv_down latent_norm kv_up out`. A
+gated convolution has `project conv out`, a state space `inner_norm decay skip step_bias` besides; the last three are
+vectors of that very name. What a model needs of the table, its spec says.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,8 @@ class Source:
     """One module of a checkpoint. In `names`, the first that exists is taken; {p} is the file's prefix, {i} the layer.
 
     transpose: the file has [in, out]. add_one: the gain is stored less one. unpair: rows of each head come in
-    consecutive rotary pairs, and are reordered to halves. first_row: rows before it are dropped.
+    consecutive rotary pairs, and are reordered to halves. first_row: rows before it are dropped. negative_exp: what is
+    stored is the logarithm of the negative.
     """
 
     names: tuple[str, ...]
@@ -24,11 +26,19 @@ class Source:
     add_one: bool = False
     unpair: bool = False
     first_row: int = 0
+    negative_exp: bool = False
 
 
-def at(*names: str, transpose: bool = False, add_one: bool = False, unpair: bool = False, first_row: int = 0) -> Source:
+def at(
+    *names: str,
+    transpose: bool = False,
+    add_one: bool = False,
+    unpair: bool = False,
+    first_row: int = 0,
+    negative_exp: bool = False,
+) -> Source:
     """A Source, shorter to write."""
-    return Source(names, transpose, add_one, unpair, first_row)
+    return Source(names, transpose, add_one, unpair, first_row, negative_exp)
 
 
 @dataclass(frozen=True, slots=True)
