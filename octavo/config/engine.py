@@ -192,6 +192,11 @@ class ServingConfig:
     disable_fastapi_docs: bool = option(False, "no /openapi.json and no /docs")
     max_logprobs: int = option(20, "most log-probabilities a request may ask for", within=(-1, _WHOLE))
     response_role: str = option("assistant", "role of chat answers")
+    tool_call_parser: str = option("auto", "how tool calls are written: a format's name, none, or auto: by template")
+    enable_auto_tool_choice: bool = option(True, "let the model choose to call tools")
+    reasoning_parser: str = option(
+        "auto", "how reasoning is marked: a format's name, none, or auto: by the chat template"
+    )
     enable_prompt_tokens_details: bool = option(True, "report cached tokens in usage")
     allowed_media_domains: tuple[str, ...] = option(
         (), "domains that prompts may name media of; *.domain takes subdomains (default: none)", metavar="DOMAIN"

@@ -1,5 +1,6 @@
 """The text side of a model: what turns prompts into requests and tokens into text. Needs no weights."""
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from octavo.flow.sampling_params import defaults_from
 from octavo.inputs.limits import InputLimits
 from octavo.inputs.processor import InputProcessor
 from octavo.model.source import ModelSource, find_model, open_model
+from octavo.outputs.answer.choose import AnswerFormats, choose_formats
 from octavo.outputs.logprobs import token_text
 from octavo.outputs.processor import OutputProcessor
 from octavo.text.chat_template import ChatTemplate
@@ -38,6 +40,7 @@ class Frontend:
     path: Path
     tokenizer: Tokenizer | None
     chat_template: ChatTemplate | None
+    formats: AnswerFormats
     grammars: GrammarCompiler
     generation: dict[str, Any]
 
@@ -84,6 +87,7 @@ def build_frontend(config: EngineConfig, source: ModelSource | None = None) -> F
         path=source.path,
         tokenizer=tokenizer,
         chat_template=ChatTemplate(template, special) if template else None,
+        formats=choose_formats(_flat(template), config.serving.tool_call_parser, config.serving.reasoning_parser),
         grammars=GrammarCompiler(lambda: tokenizer, source.spec.vocab),
         generation=_generation(model.generation_config, source),
     )
@@ -104,6 +108,13 @@ def load_tokenizer(config: EngineConfig, source: ModelSource) -> Tokenizer | Non
     if source.gguf_metadata:
         return tokenizer_from_metadata(source.gguf_metadata)
     return load_tokenizer_file(source.tokenizer_files or source.path, source.config)
+
+
+def _flat(template: object) -> str:
+    """All the texts of a template, which may be several by name."""
+    if isinstance(template, str):
+        return template
+    return json.dumps(template, ensure_ascii=False) if template else ""
 
 
 def _template_text(given: str) -> str:

@@ -96,5 +96,6 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    shown_ids: frozenset[int] = frozenset()  # special tokens that are shown nonetheless
     spaces_between_special_tokens: bool = True
     detokenize: bool = True

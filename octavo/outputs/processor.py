@@ -105,7 +105,10 @@ class OutputProcessor:
         if self._tokenizer is None or not request.detokenize:
             return _Stream(None, None)
         detokenizer = IncrementalDetokenizer(
-            self._tokenizer, request.skip_special_tokens, request.spaces_between_special_tokens
+            self._tokenizer,
+            request.skip_special_tokens,
+            request.spaces_between_special_tokens,
+            request.shown_ids,
         )
         return _Stream(
             detokenizer, StopMatcher(request.stop, request.include_stop_str_in_output) if request.stop else None

@@ -62,6 +62,7 @@ async def assemble(
         max_body_bytes=parse_size(config.serving.max_body_size),
         started=int(time.time()),
         sampling_defaults=frontend.sampling_defaults(),
+        formats=frontend.formats,
         exporter=PrometheusExporter(store) if config.telemetry.enable_metrics else None,
         dev_mode=read_environment().dev_mode,
         policy=config.scheduling.scheduling_policy,

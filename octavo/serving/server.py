@@ -212,6 +212,8 @@ def greeting(config: EngineConfig, state: "ServerState", address: str, seconds: 
     yield f"Octavo {state.version} serves {model}"
     if state.model_path != model:
         yield f"model    {state.model_path}"
+    if told := state.formats.told():
+        yield f"answers  {told}"
     cache = info.num_blocks * info.block_size
     yield f"context  {info.max_model_len} tokens; {info.max_num_seqs} sequences at once, {cache} tokens in the cache"
     yield f"ready    in {seconds:.1f} s (engine {info.start_seconds:.1f} s)"

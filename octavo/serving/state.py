@@ -12,6 +12,7 @@ from octavo.config.engine import ServingConfig
 from octavo.engine.async_engine import AsyncEngine
 from octavo.errors import EngineDeadError, InvalidRequestError, OverloadedError, UnknownModelError
 from octavo.inputs.processor import InputProcessor
+from octavo.outputs.answer.choose import AnswerFormats
 from octavo.serving.admission import Admission
 from octavo.telemetry.prometheus import PrometheusExporter
 from octavo.text.tokenizer import Tokenizer
@@ -29,6 +30,7 @@ class ServerState:
     `dev_mode`: operators' routes are served, too. `policy`: order of waiting requests.
     `settings`: the configuration as operators may see it, without secrets.
     `sampling_defaults`: what requests get where they say nothing, from the model's generation_config.
+    `formats`: how the model writes tool calls and reasoning.
     """
 
     engine: AsyncEngine
@@ -40,6 +42,7 @@ class ServerState:
     max_body_bytes: int
     started: int  # seconds since the epoch
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    formats: AnswerFormats = field(default_factory=AnswerFormats)
     exporter: PrometheusExporter | None = None
     admission: Admission = field(default_factory=Admission)
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])

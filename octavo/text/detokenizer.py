@@ -19,6 +19,7 @@ class IncrementalDetokenizer:
         skip_special_tokens: leave special tokens out of the text.
         spaces_between_special_tokens: false: neighbouring added tokens are written as they are, without the space
             that some decoders put before every token.
+        shown: special tokens that are not left out.
     """
 
     __slots__ = ("_after_added", "_bytes", "_decode", "_joined", "_skipped", "_tokenizer")
@@ -28,12 +29,13 @@ class IncrementalDetokenizer:
         tokenizer: Tokenizer,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._decode: Callable[[bytes, bool], str] = decoder.decode
         self._tokenizer = tokenizer
         self._bytes = tokenizer.token_bytes
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._skipped = tokenizer.special_ids - shown if skip_special_tokens else frozenset[int]()
         self._joined = spaces_between_special_tokens
         self._after_added = False
 

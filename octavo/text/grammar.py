@@ -55,6 +55,13 @@ class Grammar:
         listed += [{"name": name, "json_schema": schema} for name, schema in self.parts]
         return json.dumps({"grammars": listed}, ensure_ascii=False)
 
+    def or_else(self, other: "Grammar") -> "Grammar":
+        """This or the other; names of parts must differ, and both have one line a rule."""
+        mine = _START.sub("first:", self.lark, count=1)
+        return Grammar(
+            f"start: first | second\n{mine}\n{_START.sub('second:', other.lark, count=1)}", self.parts + other.parts
+        )
+
     def after(self, lark: str) -> "Grammar":
         """What `lark` says in its rule `before` (it must have no rule `start`), and then this.
 

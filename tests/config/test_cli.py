@@ -118,8 +118,9 @@ def test_vllm_options_are_answered() -> None:
 def test_vllm_flags_are_answered() -> None:
     assert parse("--swap-space", "4")[1]
     assert parse("--async-scheduling")[1] == []
-    with pytest.raises(UnsupportedError, match="tool"):
-        parse("--tool-call-parser", "hermes")
+    with pytest.raises(UnsupportedError, match="LoRA"):
+        parse("--enable-lora")
+    assert parse("--tool-call-parser", "hermes", "--enable-auto-tool-choice")[1] == []
 
 
 def test_own_and_foreign_names_never_meet() -> None:

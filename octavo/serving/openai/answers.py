@@ -55,6 +55,22 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     top_logprobs: list[dict[str, float] | None]
 
 
+class CalledFunction(msgspec.Struct, frozen=True):
+    """A function and its arguments, as JSON text; in a stream, what is new of them."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call of a tool; in a stream it has an index, and the rest once."""
+
+    function: CalledFunction
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    index: int | UnsetType = UNSET
+
+
 class ChatMessage(msgspec.Struct, frozen=True):
     """An answer."""
 
@@ -64,8 +80,9 @@ class ChatMessage(msgspec.Struct, frozen=True):
     annotations: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: list[Any] = []
-    reasoning: None = None
+    tool_calls: list[ToolCall] = []
+    reasoning: str | None = None
+    reasoning_content: str | UnsetType = UNSET  # the same, by its older name
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -102,6 +119,9 @@ class ChatDelta(msgspec.Struct, frozen=True):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):

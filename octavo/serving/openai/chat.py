@@ -12,6 +12,7 @@ from octavo.errors import InvalidRequestError
 from octavo.flow.delta import TextDelta
 from octavo.flow.sampling_params import SamplingParams
 from octavo.flow.structured_outputs import StructuredOutputsParams
+from octavo.outputs.answer.parser import AnswerShape
 from octavo.serving.errors import json_response
 from octavo.serving.limits import LONG_TEXT, body_bytes
 from octavo.serving.openai.answers import (
@@ -21,12 +22,13 @@ from octavo.serving.openai.answers import (
     ChatCompletion,
     ChatDelta,
     ChatLogprobs,
-    ChatMessage,
 )
+from octavo.serving.openai.chat_choice import ChatChoiceReader, ChoiceOptions
 from octavo.serving.openai.forms import read_form
 from octavo.serving.openai.generation import (
     AnswerParts,
     Job,
+    Reading,
     error_in,
     gather,
     open_job,
@@ -34,7 +36,8 @@ from octavo.serving.openai.generation import (
     sampling_params,
 )
 from octavo.serving.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
-from octavo.serving.openai.schema import BodyReader, ChatRequest, refuse_tools
+from octavo.serving.openai.schema import BodyReader, ChatRequest, refuse_modalities
+from octavo.serving.openai.tools import grammar_for, read_tool_use, shape_of
 from octavo.serving.state import ServerState, state_of
 from octavo.serving.stream import EventStream, event, until_disconnect
 
@@ -45,15 +48,22 @@ async def create_chat_completion(request: Request) -> Response:
     """One or more answers to a conversation, whole or streamed."""
     state = state_of(request)
     body, warnings = await read_generation(request, state, _READER)
-    refuse_tools(body)
+    refuse_modalities(body)
     form, said = read_form(body)
-    params = _params(body, state, form)
+    use, told = read_tool_use(body, state)
     text = await render(request, state, body)
+    shape = shape_of(body, state, use, text)
+    grammar = grammar_for(state, use, shape, form)
+    params = _params(body, state, form if grammar is None else None)
     # The template writes the special tokens that the model expects.
     options = {"add_special_tokens": bool(body.add_special_tokens)}
-    job = await open_job(request, state, body, [(text, options)], params)
-    job.warnings += warnings + said
-    answer = _Answer(body, job, state)
+    reading = Reading(_shown_ids(state, shape), grammar)
+    job = await open_job(request, state, body, [(text, options)], params, reading)
+    job.warnings += warnings + said + told
+    choice = ChoiceOptions(
+        shape, use, state.config.response_role, _echoed(body, state), body.include_reasoning is not False
+    )
+    answer = _Answer(body, job, state, choice)
     if not body.stream:
         parts = await until_disconnect(request.receive, gather(job))
         return json_response(answer.whole(parts))
@@ -82,6 +92,10 @@ def _render(state: ServerState, body: Any) -> str:
     # As in vLLM, flags may stand among the variables, too, and win there.
     continued = _flag(variables.pop("continue_final_message", body.continue_final_message), "continue_final_message")
     new_turn = _flag(variables.pop("add_generation_prompt", body.add_generation_prompt), "add_generation_prompt")
+    if getattr(body, "reasoning_effort", None) is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    if body.tools:
+        variables.setdefault("tools", body.tools)
     return state.inputs.render(
         body.messages,
         # Asking to continue says that no new turn is wanted; only asking for both is a contradiction.
@@ -89,6 +103,24 @@ def _render(state: ServerState, body: Any) -> str:
         continue_final_message=bool(continued),
         **variables,
     )
+
+
+def _shown_ids(state: ServerState, shape: AnswerShape) -> frozenset[int]:
+    """Special tokens that the answer is read by."""
+    tokenizer = state.inputs.tokenizer
+    if tokenizer is None or shape.plain:
+        return frozenset()
+    found = {tokenizer.id_of(marker) for marker in shape.markers}
+    return tokenizer.special_ids & found
+
+
+def _echoed(body: ChatRequest, state: ServerState) -> str:
+    """What an echoing answer begins with: the last message, where the answer continues it."""
+    if not body.echo or not body.messages:
+        return ""
+    last = body.messages[-1]
+    content = last.get("content")
+    return content if last.get("role") == state.config.response_role and isinstance(content, str) else ""
 
 
 def _flag(value: object, name: str) -> bool | None:
@@ -114,17 +146,17 @@ def _params(body: ChatRequest, state: ServerState, form: StructuredOutputsParams
 class _Answer:
     """Writes one job's answer, whole or in events."""
 
-    def __init__(self, body: ChatRequest, job: Job, state: ServerState) -> None:
+    def __init__(self, body: ChatRequest, job: Job, state: ServerState, choice: ChoiceOptions) -> None:
         self._body = body
         self._job = job
-        self._role = state.config.response_role
+        self._choices = choice
+        self._readers = [ChatChoiceReader(choice) for _ in range(job.n)]
         self._top = body.top_logprobs or 0
         self._tokenizer = state.inputs.tokenizer
         self._names = TokenNames(state.inputs.tokenizer, bool(body.return_tokens_as_token_ids))
         options = body.stream_options
         self._usage = bool(options and options.include_usage)
         self._continuous = self._usage and bool(options and options.continuous_usage_stats)
-        self._prefix = self._echoed() if body.echo and body.messages else ""
 
     def whole(self, parts: Sequence[AnswerParts]) -> ChatCompletion:
         """The answer in one piece."""
@@ -143,11 +175,12 @@ class _Answer:
         )
 
     def _choice(self, index: int, part: AnswerParts) -> ChatChoice:
+        reader = self._readers[index]
         return ChatChoice(
             index=index,
-            message=ChatMessage(self._role, self._prefix + part.text),
+            message=reader.message(part.text),
             logprobs=chat_logprobs(part.logprobs, self._top, self._names) if self._body.logprobs else None,
-            finish_reason=part.finish_reason,
+            finish_reason=reader.finish_reason(part.finish_reason),
             stop_reason=part.stop_reason,
             token_ids=part.token_ids if self._body.return_token_ids else None,
         )
@@ -171,25 +204,32 @@ class _Answer:
                 yield event(self._chunk([], usage=self._job.tally.usage()))
 
     def _opening(self) -> bytes:
-        delta = ChatDelta(self._role, self._prefix)
+        delta = ChatDelta(self._choices.role, self._choices.prefix)
         first, *others = [self._chunk([ChatChunkChoice(index, delta)]) for index in range(self._job.n)]
         first.prompt_token_ids = list(self._job.requests[0].prompt_token_ids) if self._body.return_token_ids else UNSET
         first.warnings = self._job.warnings or UNSET
         return b"".join(map(event, (first, *others)))
 
     def _event(self, delta: TextDelta) -> bytes:
-        ended = delta.finish_reason
-        if not (delta.text or ended or delta.logprobs or (self._body.return_token_ids and delta.token_ids)):
+        """The events of a delta: one for each part of it; token ids and log-probabilities come with the first."""
+        body, ended, reader = self._body, delta.finish_reason, self._readers[delta.index]
+        told: list[ChatDelta] = reader.deltas(delta.text, ended is not None)
+        if not told and not (ended or delta.logprobs or (body.return_token_ids and delta.token_ids)):
             return b""
-        choice = ChatChunkChoice(
-            delta.index,
-            ChatDelta(content=delta.text),
-            self._logprobs(delta) if self._body.logprobs else None,
-            ended.value if ended else None,
-            delta.stop_reason if ended else UNSET,
-            list(delta.token_ids) if self._body.return_token_ids else UNSET,
-        )
-        return event(self._chunk([choice]))
+        parts = told or [ChatDelta(content="")]
+        events = b""
+        for number, part in enumerate(parts):
+            first, last = not number, ended if number == len(parts) - 1 else None
+            choice = ChatChunkChoice(
+                delta.index,
+                part,
+                self._logprobs(delta) if body.logprobs and first else None,
+                reader.finish_reason(last.value) if last else None,
+                delta.stop_reason if last else UNSET,
+                list(delta.token_ids) if body.return_token_ids and first else UNSET,
+            )
+            events += event(self._chunk([choice]))
+        return events
 
     def _logprobs(self, delta: TextDelta) -> ChatLogprobs:
         return chat_logprobs(delta.logprobs, self._top, self._names)
@@ -207,8 +247,3 @@ class _Answer:
             usage=shown,
             cache_report=job.take_reports(self._tokenizer),
         )
-
-    def _echoed(self) -> str:
-        last = self._body.messages[-1]
-        content = last.get("content")
-        return content if last.get("role") == self._role and isinstance(content, str) else ""

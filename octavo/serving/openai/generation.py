@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from octavo.flow.delta import TextDelta
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import FinishReason, TokenLogprobs
 from octavo.flow.sampling_params import SamplingParams
+from octavo.inputs.processor import InputProcessor
 from octavo.serving.limits import LONG_TEXT, check_counts, check_depth, read_body
 from octavo.serving.openai.answers import PromptTokensDetails, Usage
 from octavo.serving.openai.cache_report import told
@@ -26,6 +27,7 @@ from octavo.serving.record import record_of
 from octavo.serving.state import ServerState
 from octavo.serving.stream import until_disconnect
 from octavo.serving.tenant import tenant_of
+from octavo.text.grammar import Grammar
 from octavo.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -138,11 +140,13 @@ async def open_job(
     body: GenerationFields,
     prompts: Sequence[tuple[Prompt, dict[str, Any]]],
     params: SamplingParams,
+    reading: "Reading | None" = None,
 ) -> Job:
     """Turn prompts into engine requests and submit them.
 
     Args:
         prompts: each with options for `Inputs.prepare`.
+        reading: how the answers are read, and what they are held to beyond `params`.
 
     Raises:
         OctavoError: a prompt or parameter is refused, or the engine takes none.
@@ -156,14 +160,15 @@ async def open_job(
     common = {"arrival": time.monotonic(), "priority": body.priority or 0, "cache_salt": body.cache_salt or ""}
 
     def prepare() -> list[GenerationRequest]:
-        return [
+        made = [
             state.inputs.prepare(prompt, params, f"{internal}-{number}", **common, **options)
             for number, (prompt, options) in enumerate(prompts)
         ]
+        return made if reading is None else [reading.applied(item, state.inputs) for item in made]
 
     # Long texts are tokenized in a thread, so that the event loop keeps serving others.
     size = sum(len(prompt) for prompt, _ in prompts)
-    if params.structured_outputs is not None or any("grammar" in options for _, options in prompts):
+    if params.structured_outputs is not None or (reading is not None and reading.grammar is not None):
         prepared = await until_disconnect(request.receive, state.compile(prepare))
     elif size > LONG_TEXT:
         prepared = await until_disconnect(request.receive, asyncio.to_thread(prepare))
@@ -186,6 +191,24 @@ async def open_job(
         warnings=list(dict.fromkeys(warning for _, warnings in wished for warning in warnings)),
         n=requests[0].n,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How an answer is read: special tokens that show, and a grammar that it is held to."""
+
+    shown_ids: frozenset[int] = frozenset()
+    grammar: Callable[[], Grammar] | None = None
+
+    def applied(self, request: GenerationRequest, inputs: InputProcessor) -> GenerationRequest:
+        """The request with both.
+
+        Raises:
+            InvalidRequestError: the grammar is wrong or too costly.
+        """
+        if self.shown_ids:
+            request = replace(request, shown_ids=self.shown_ids)
+        return request if self.grammar is None else inputs.constrain(request, self.grammar())
 
 
 def read_deadlines(body: GenerationFields) -> dict[str, float | None]:

@@ -106,9 +106,9 @@ class ChatRequest(GenerationFields, kw_only=True):
     documents: Any = None
     modalities: list[str] | None = None
     audio: Any = None
-    # Without effect on a model that does not reason or call tools, as in other servers.
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    reasoning_effort: str | None = None
     metadata: Any = None
     store: bool | None = None
     service_tier: str | None = None
@@ -156,7 +156,7 @@ _UNSUPPORTED: dict[str, str] = {
     "mm_processor_kwargs": "images, audio and video",
     "media_io_kwargs": "images, audio and video",
     "prompt_embeds": "prompt embeddings",
-    "functions": "function calls",
+    "functions": "the old form of tools (use tools and tool_choice)",
     "documents": "documents",
     "audio": "audio",
     "chat_template": "a chat template in the request (start the server with --chat-template)",
@@ -187,16 +187,12 @@ def refuse_fields(body: msgspec.Struct) -> None:
             raise UnsupportedError(f"{name}: {what} is not supported")
 
 
-def refuse_tools(body: ChatRequest) -> None:
-    """Tool calls are not there yet; a client that lists tools but wants none called passes.
+def refuse_modalities(body: ChatRequest) -> None:
+    """Answers are text.
 
     Raises:
-        UnsupportedError: tools could be called.
+        UnsupportedError: something else is wanted.
     """
-    if body.tool_choice not in (None, "none", "auto"):
-        raise UnsupportedError("tool_choice: tool calls are not supported; only 'none' is")
-    if body.tools and body.tool_choice != "none":
-        raise UnsupportedError("tools: tool calls are not supported; leave tools out or set tool_choice to 'none'")
     if any(modality != "text" for modality in body.modalities or ()):
         raise UnsupportedError("modalities: only 'text' is supported")
 

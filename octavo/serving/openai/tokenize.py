@@ -6,7 +6,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.errors import InvalidRequestError, UnsupportedError
+from octavo.errors import InvalidRequestError
 from octavo.serving.errors import json_response
 from octavo.serving.limits import MAX_TOKENIZED, check_depth, read_body
 from octavo.serving.openai.answers import Detokenized, Tokenized
@@ -26,8 +26,6 @@ async def tokenize(request: Request) -> Response:
     body, warnings = _TOKENIZE.read(data)
     state.check_model(body.model)
     refuse_fields(body)
-    if body.tools:
-        raise UnsupportedError("tools: tool calls are not supported; leave tools out")
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("give either prompt or messages", "prompt")
     if body.prompt is not None:

@@ -1,0 +1,89 @@
+"""Grammars that make a model call tools, in the format it knows, and let it reason before what it is held to."""
+
+from collections.abc import Callable, Sequence
+
+from octavo.outputs.answer.formats import PLAIN_LIST, Frame, ToolFormat
+from octavo.outputs.answer.reasoning import ReasoningFormat
+from octavo.text.grammar import Grammar, lark_text
+from octavo.text.tokenizer import Tokenizer
+
+_MOST_CALLS = 16
+_ANYTHING = r"/(.|\n)*/"
+
+Literal = Callable[[str], str]
+
+
+def enforced(form: ToolFormat | None) -> ToolFormat:
+    """How enforced calls are written: as the model writes them, or as a plain JSON list."""
+    return form if form is not None and (form.frame is not None or form.whole is not None) else PLAIN_LIST
+
+
+def calls_grammar(form: ToolFormat, tools: Sequence[tuple[str, object]], many: bool, tokenizer: Tokenizer) -> Grammar:
+    """One call or (`many`) several, of these tools: names with the schemas of their arguments.
+
+    Args:
+        form: of `enforced`.
+    """
+    literal = _literal_of(tokenizer)
+    parts = tuple((f"arguments{number}", schema) for number, (_, schema) in enumerate(tools))
+    if form.frame is None:  # a message to a function ends the answer
+        bodies = [
+            literal(f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>") + f" @{part}"
+            for (name, _), (part, _) in zip(tools, parts, strict=True)
+        ]
+        return Grammar("start: " + " | ".join(bodies), parts)
+    frame = form.frame
+    bodies = [
+        f"{literal(_head(frame, name))} @{part} {literal('}')}"
+        for (name, _), (part, _) in zip(tools, parts, strict=True)
+    ]
+    more = f"({literal(frame.between)} call){{0,{_MOST_CALLS - 1}}}" if many else ""
+    lines = [
+        f"start: {literal(frame.opening)} call {more} {literal(frame.closing)}",
+        f"call: {literal(frame.before)} ({' | '.join(bodies)}) {literal(frame.after)}",
+    ]
+    return Grammar("\n".join(lines), parts)
+
+
+def reasoning_rules(form: ReasoningFormat, opened: bool, tokenizer: Tokenizer, to_user: bool = True) -> str:
+    """What may come before a grammar begins, for `Grammar.after`.
+
+    Args:
+        opened: the answer begins inside its reasoning.
+        to_user: what follows is said to the user, not to a tool.
+    """
+    literal = _literal_of(tokenizer)
+    if form.whole:
+        thought = f"{literal('<|channel|>analysis<|message|>')} {_ANYTHING} {literal('<|end|><|start|>assistant')}"
+        final = literal("<|channel|>final<|message|>") if to_user else ""
+        return f"before: ({thought})? {final}"
+    begin, end = literal(form.begin[0]), literal(form.end[0])
+    is_token = end.startswith("<[")
+    rules = [
+        f"before: {'thought gap' if opened else f'({begin} thought gap)?'}",
+        f"thought: {_ANYTHING} {end}" if is_token else f"thought[lazy]: {_ANYTHING} {end}",
+        r"gap: /\s{0,4}/",
+    ]
+    return "\n".join(rules)
+
+
+def _head(frame: Frame, name: str) -> str:
+    return '{"name": ' + lark_text(name) + f', "{frame.key}": '
+
+
+def _literal_of(tokenizer: Tokenizer) -> Literal:
+    """Writes a text for Lark; special tokens in it stand for themselves, not for their letters."""
+    special = {token: i for i in tokenizer.special_ids if (token := tokenizer.token(i))}
+
+    def literal(text: str) -> str:
+        pieces: list[str] = []
+        while text:
+            at, token = min(((text.find(t), t) for t in special if t in text), default=(len(text), ""))
+            if at:
+                pieces.append(lark_text(text[:at]))
+            if token:
+                pieces.append(f"<[{special[token]}]>")
+            text = text[at + len(token) :]
+        return " ".join(pieces)
+
+    return literal
