@@ -8,7 +8,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from octavo.serving import control, health
+from octavo.serving import control, health, openapi
 from octavo.serving.access import AccessFile, AccessLog, AccessLogMiddleware
 from octavo.serving.admission import AdmissionMiddleware
 from octavo.serving.auth import ApiKeyMiddleware
@@ -35,6 +35,11 @@ ROUTES = (
     Route("/version", guarded(health.version), methods=["GET"]),
     Route("/load", guarded(health.load), methods=["GET"]),
     Route("/metrics", guarded(health.metrics), methods=["GET"]),
+)
+
+DOCUMENT_ROUTES = (
+    Route("/openapi.json", guarded(openapi.document), methods=["GET"]),
+    Route("/docs", guarded(openapi.page), methods=["GET"]),
 )
 
 # Served in development mode only: whoever reaches them stops the engine.
@@ -68,6 +73,7 @@ def build_app(state: ServerState, sink: MetricsSink, keys: KeyRing, file: Access
     """
     config = state.config
     routes = ROUTES + (CONTROL_ROUTES if state.dev_mode else ())
+    routes += () if config.disable_fastapi_docs else DOCUMENT_ROUTES
     access = AccessLog(
         sink,
         frozenset(route.path for route in routes),

@@ -48,6 +48,7 @@ class ServerState:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     dev_mode: bool = False
     policy: str = "fcfs"
+    document: dict[str, Any] | None = None  # of the API; made when it is first asked for
     compiling: int = 0  # requests whose grammar is compiled, or waits for that
     _compiler: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="octavo-compile")

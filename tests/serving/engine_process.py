@@ -25,6 +25,8 @@ def build(config: EngineConfig) -> Built:
         os._exit(3)
     if kind == "endless":
         return Built(ScriptedClient(endless, step_seconds=0.005))
+    if kind and kind.startswith("paced:"):
+        return Built(ScriptedClient(endless, step_seconds=float(kind.partition(":")[2])))
     return Built(ScriptedClient())
 
 
