@@ -197,6 +197,7 @@ class ServingConfig:
     reasoning_parser: str = option(
         "auto", "how reasoning is marked: a format's name, none, or auto: by the chat template"
     )
+    strict_requests: bool = option(False, "answer 400 where a field of a request would have no effect")
     enable_prompt_tokens_details: bool = option(True, "report cached tokens in usage")
     allowed_media_domains: tuple[str, ...] = option(
         (), "domains that prompts may name media of; *.domain takes subdomains (default: none)", metavar="DOMAIN"

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from tests.serving.scripted import HTTP, RunningServer, run_server
+from tests.serving.scripted import HTTP, RunningServer, config_of, run_server
 from tests.serving.scripted_engine import ScriptedClient, say
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -295,3 +295,46 @@ def test_a_long_conversation_is_written_beside_the_event_loop(server: RunningSer
         del server.state.inputs.render
     assert seen[0] == loop_thread
     assert seen[1] != loop_thread
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ({"foo": 1}, "unknown field 'foo'"),
+        ({"temperature": 0, "top_p": 0.5}, "top_p"),
+        ({"temperature": 0, "top_k": 4}, "top_k"),
+        ({"logit_bias": {"81": 1e9}}, "logit_bias"),
+        ({"max_tokens": 9, "max_completion_tokens": 3}, "max_tokens"),
+        ({"metadata": {"a": "b"}}, "metadata"),
+        ({"store": True}, "store"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"include_reasoning": True}, "include_reasoning"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"priority": 3}, "priority"),
+        ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend"),
+        ({"structured_outputs": {"choice": ["a"]}, "ignore_eos": True}, "ignore_eos"),
+        ({"truncation_side": "left"}, "truncation_side"),
+    ],
+)
+def test_what_has_no_effect_is_told_and_a_strict_server_refuses_it(
+    server: RunningServer, strict: RunningServer, body: dict[str, object], word: str
+) -> None:
+    (told,) = post(server, **body).json()["warnings"]
+    assert word in told
+    refused = post(strict, **body)
+    assert refused.status_code == 400
+    assert word in refused.json()["error"]["message"]
+
+
+def test_a_strict_server_answers_what_it_does_as_told(strict: RunningServer) -> None:
+    plain = {"temperature": 0, "top_p": 1, "store": False, "metadata": {}, "service_tier": "auto", "tools": None}
+    assert "warnings" not in post(strict, **plain).json()
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[RunningServer]:
+    with run_server(config=config_of(strict_requests=True)) as running:
+        yield running

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import pytest
 from tests.serving.scripted import HTTP, until
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+PLAIN = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 4}
 OPTIONS = ("--max-model-len", "512", "--kv-cache-memory-bytes", "64MiB", "--served-model-name", "smol")
 
 
@@ -107,6 +109,35 @@ def test_answers_in_a_form_are_parsed_by_the_client(client: openai.OpenAI) -> No
     )
     assert plain.choices[0].text.isdigit()
     assert plain.choices[0].finish_reason == "stop"
+
+
+HOSTILE_FORMS: list[dict[str, object]] = [
+    {"regex": "foo**"},
+    {"regex": "(?<=x)a"},
+    {"regex": "(((a{100}){100}){100}){100}"},
+    {"regex": "(" * 60_000 + "a" + ")" * 60_000},
+    {"json": {"type": "strin"}},
+    {"json": {"$ref": "#/nope"}},
+    {"json": {"type": "array", "minItems": 10**9}},
+    {"json": {"enum": [f"value {i}" for i in range(60_000)]}},
+    {"grammar": "start: " + "(" * 5000 + '"a"' + ")" * 5000},
+]
+
+
+def test_hostile_forms_are_refused_and_disturb_nobody(client: openai.OpenAI, command: Command) -> None:
+    before = HTTP.post(command.url + "/v1/completions", json=PLAIN).json()["choices"]
+    options = {"model": "smol", "messages": QUESTION, "max_tokens": 400, "stream": True}
+    options["extra_body"] = {"ignore_eos": True}
+    with client.chat.completions.create(**options) as stream:  # type: ignore[call-overload]
+        for form in HOSTILE_FORMS:
+            assert next(iter(stream)).choices[0].finish_reason is None
+            began = time.monotonic()
+            answer = HTTP.post(command.url + "/v1/completions", json={**PLAIN, "structured_outputs": form})
+            assert answer.status_code == 400, form
+            assert answer.json()["error"]["message"]
+            assert time.monotonic() - began < 5
+            assert HTTP.get(command.url + "/health").status_code == 200
+    assert HTTP.post(command.url + "/v1/completions", json=PLAIN).json()["choices"] == before
 
 
 def test_over_long_prompts_are_refused(client: openai.OpenAI) -> None:

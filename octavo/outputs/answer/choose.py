@@ -43,6 +43,7 @@ class AnswerFormats:
     tools_reason: str = ""
     reasoning_reason: str = ""
     shows_tools: bool = False  # the template has a place for them
+    shows_effort: bool = False
 
     def told(self) -> str:
         """One line about both; empty where there is neither."""
@@ -66,7 +67,7 @@ def choose_formats(template: str, tools: str = AUTO, reasoning: str = AUTO) -> A
     """
     form, why = _chosen(tools, FORMATS, TOOL_ALIASES, template, _TOOL_SIGNS, "tool_call_parser")
     thought, because = _chosen(reasoning, REASONING, REASONING_ALIASES, template, _REASONING_SIGNS, "reasoning_parser")
-    return AnswerFormats(form, thought, why, because, "tools" in template)
+    return AnswerFormats(form, thought, why, because, "tools" in template, "reasoning_effort" in template)
 
 
 def _chosen(

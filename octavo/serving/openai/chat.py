@@ -57,9 +57,8 @@ async def create_chat_completion(request: Request) -> Response:
     params = _params(body, state, form if grammar is None else None)
     # The template writes the special tokens that the model expects.
     options = {"add_special_tokens": bool(body.add_special_tokens)}
-    reading = Reading(_shown_ids(state, shape), grammar)
+    reading = Reading(_shown_ids(state, shape), grammar, warnings + said + told)
     job = await open_job(request, state, body, [(text, options)], params, reading)
-    job.warnings += warnings + said + told
     choice = ChoiceOptions(
         shape, use, state.config.response_role, _echoed(body, state), body.include_reasoning is not False
     )

@@ -20,6 +20,7 @@ from octavo.serving.openai.generation import (
     AnswerParts,
     Job,
     Prompt,
+    Reading,
     error_in,
     gather,
     open_job,
@@ -46,8 +47,8 @@ async def create_completion(request: Request) -> Response:
     form, said = read_form(body)
     params = _params(body, state, form)
     options = {"add_special_tokens": True if body.add_special_tokens is None else body.add_special_tokens}
-    job = await open_job(request, state, body, [(prompt, options) for prompt in prompts], params)
-    job.warnings += warnings + said
+    reading = Reading(warnings=warnings + said)
+    job = await open_job(request, state, body, [(prompt, options) for prompt in prompts], params, reading)
     answer = _Answer(body, job, state, prompts)
     if not body.stream:
         parts = await until_disconnect(request.receive, gather(job))

@@ -21,6 +21,7 @@ from octavo.inputs.processor import InputProcessor
 from octavo.serving.limits import LONG_TEXT, check_counts, check_depth, read_body
 from octavo.serving.openai.answers import PromptTokensDetails, Usage
 from octavo.serving.openai.cache_report import told
+from octavo.serving.openai.notices import notices
 from octavo.serving.openai.schema import BodyReader, GenerationFields, refuse_unsupported
 from octavo.serving.openai.wishes import read_beam, read_cache_wish, with_wishes
 from octavo.serving.record import record_of
@@ -112,8 +113,6 @@ async def read_generation(request: Request, state: ServerState, reader: BodyRead
     state.check_model(body.model)
     refuse_unsupported(body)
     check_counts(body)
-    if body.priority and state.policy != "priority":
-        warnings.append(f"priority has no effect: the server's scheduling policy is {state.policy!r}")
     return body, warnings
 
 
@@ -140,13 +139,13 @@ async def open_job(
     body: GenerationFields,
     prompts: Sequence[tuple[Prompt, dict[str, Any]]],
     params: SamplingParams,
-    reading: "Reading | None" = None,
+    reading: "Reading",
 ) -> Job:
     """Turn prompts into engine requests and submit them.
 
     Args:
         prompts: each with options for `Inputs.prepare`.
-        reading: how the answers are read, and what they are held to beyond `params`.
+        reading: how the answers are read, what they are held to beyond `params`, and what is to be said already.
 
     Raises:
         OctavoError: a prompt or parameter is refused, or the engine takes none.
@@ -164,11 +163,11 @@ async def open_job(
             state.inputs.prepare(prompt, params, f"{internal}-{number}", **common, **options)
             for number, (prompt, options) in enumerate(prompts)
         ]
-        return made if reading is None else [reading.applied(item, state.inputs) for item in made]
+        return [reading.applied(item, state.inputs) for item in made]
 
     # Long texts are tokenized in a thread, so that the event loop keeps serving others.
     size = sum(len(prompt) for prompt, _ in prompts)
-    if params.structured_outputs is not None or (reading is not None and reading.grammar is not None):
+    if params.structured_outputs is not None or reading.grammar is not None:
         prepared = await until_disconnect(request.receive, state.compile(prepare))
     elif size > LONG_TEXT:
         prepared = await until_disconnect(request.receive, asyncio.to_thread(prepare))
@@ -176,6 +175,9 @@ async def open_job(
         prepared = prepare()
     tenant, deadlines = tenant_of(request, body.user), read_deadlines(body)
     wished = [with_wishes(item, beam, wish, state.engine.info.pin_tokens) for item in prepared]
+    said = [*reading.warnings, *notices(body, params, state), *(text for _, texts in wished for text in texts)]
+    if said and state.config.strict_requests:
+        raise InvalidRequestError(f"{said[0]} (the server is strict: --strict-requests)")
     weight = record.owner.weight
     requests = [replace(item, tenant=tenant, tenant_weight=weight, **deadlines) for item, _ in wished]
     tally = Tally(sum(len(item.prompt_token_ids) for item in requests), state.config.enable_prompt_tokens_details)
@@ -188,17 +190,18 @@ async def open_job(
         requests=requests,
         stream=stream,
         tally=tally,
-        warnings=list(dict.fromkeys(warning for _, warnings in wished for warning in warnings)),
+        warnings=list(dict.fromkeys(said)),
         n=requests[0].n,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How an answer is read: special tokens that show, and a grammar that it is held to."""
+    """How an answer is read: special tokens that show, a grammar that it is held to; and warnings there are already."""
 
     shown_ids: frozenset[int] = frozenset()
     grammar: Callable[[], Grammar] | None = None
+    warnings: Sequence[str] = ()
 
     def applied(self, request: GenerationRequest, inputs: InputProcessor) -> GenerationRequest:
         """The request with both.

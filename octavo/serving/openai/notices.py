@@ -1,0 +1,58 @@
+"""Which known fields of a body have no effect, or another than they say: what the answer's `warnings` tell of them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from octavo.flow.sampling_params import LARGEST_BIAS, SamplingParams
+from octavo.serving.openai.schema import ChatRequest, GenerationFields
+from octavo.serving.state import ServerState
+
+_FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+_PLAIN_TIERS = (None, "auto", "default")
+
+
+def notices(body: GenerationFields, params: SamplingParams, state: ServerState) -> Iterator[str]:
+    """One line for each field that asks for something which does not happen."""
+    if body.priority and state.policy != "priority":
+        yield f"priority has no effect: the server's scheduling policy is {state.policy!r}"
+    if params.greedy:
+        for name, neutral in _FILTERS.items():
+            value = getattr(body, name)
+            if value not in (None, neutral, -1):
+                yield f"{name} has no effect: at temperature {body.temperature or 0} the likeliest token is taken"
+    wide = [key for key, value in (body.logit_bias or {}).items() if abs(value) > LARGEST_BIAS]
+    if wide:
+        yield f"logit_bias of token {wide[0][:32]} was brought into the range of +-{LARGEST_BIAS:g}"
+    if body.truncation_side is not None:
+        yield "truncation_side has no effect: prompts are not truncated"
+    if isinstance(body, ChatRequest):
+        yield from _chat_notices(body, state)
+
+
+def _chat_notices(body: ChatRequest, state: ServerState) -> Iterator[str]:
+    limits = (body.max_tokens, body.max_completion_tokens)
+    reasons = state.formats.reasoning is not None
+    functions: list[dict[str, Any]] = [tool.get("function") or {} for tool in body.tools or ()]
+    strict = any(function.get("strict") for function in functions)
+    found = (
+        (None not in limits and limits[0] != limits[1], "max_tokens has no effect: max_completion_tokens wins"),
+        (body.metadata, "metadata is not kept"),
+        (body.store, "store has no effect: answers are not kept"),
+        (body.service_tier not in _PLAIN_TIERS, "service_tier has no effect: there is one"),
+        (body.function_call is not None, "function_call has no effect without functions: use tools and tool_choice"),
+        (body.tool_choice == "auto" and not body.tools, "tool_choice has no effect without tools"),
+        (body.parallel_tool_calls is not None and not body.tools, "parallel_tool_calls has no effect without tools"),
+        (
+            body.include_reasoning is not None and not reasons,
+            "include_reasoning has no effect: this model's reasoning is not told apart (--reasoning-parser)",
+        ),
+        (
+            body.reasoning_effort is not None and not state.formats.shows_effort,
+            "reasoning_effort has no effect: the model's chat template does not read it",
+        ),
+        (
+            strict and body.tool_choice in (None, "auto"),
+            "tools: strict has an effect only where a call is required; the model may write other arguments",
+        ),
+    )
+    yield from (text for condition, text in found if condition)
