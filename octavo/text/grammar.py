@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _PARAM = "structured_outputs"
 _START = re.compile(r"^start\s*:", re.MULTILINE)
 _MOST_NESTED = 200  # parentheses of a regular expression or grammar
+# Some tokenizers have them as added tokens that are not special.
+_REASONING_MARKS = ("<think>", "</think>", "[THINK]", "[/THINK]")
 _MOST_REASON = 400  # characters of the library's message that are told
 
 
@@ -269,7 +271,7 @@ class _Vocabulary:
         self.bos_token_id = tokenizer.bos_token_id
         count = min(tokenizer.vocab_size, vocab)
         self.tokens: Sequence[bytes] = [tokenizer.token_bytes(token) for token in range(count)]
-        self.special_token_ids = sorted(token for token in tokenizer.special_ids if token < count)
+        self.special_token_ids = sorted(token for token in marking_ids(tokenizer) if token < count)
         self._tokenizer = tokenizer
 
     def __call__(self, text: str) -> list[int]:
@@ -281,6 +283,12 @@ def _reason(message: str) -> str:
     """The library's message without the source that it quotes."""
     plain = " ".join(message.split("<non-verbose/>")[0].split("\n   1 |")[0].split())
     return plain if len(plain) <= _MOST_REASON else plain[:_MOST_REASON] + "..."
+
+
+def marking_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Tokens that a grammar takes for themselves, and that no text consists of: special ones and marks of reasoning."""
+    found = {tokenizer.id_of(mark) for mark in _REASONING_MARKS}
+    return tokenizer.special_ids | (tokenizer.added_ids & found)
 
 
 def lark_text(text: str) -> str:

@@ -5,13 +5,13 @@ from types import MappingProxyType
 
 import pytest
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, UnsupportedError
 from octavo.flow.request import GenerationRequest, Sampling, Stopping
 from octavo.flow.result import SequenceOutput
 from octavo.flow.structured_outputs import StructuredOutputsParams
 from octavo.inputs.structured import grammar_of
 from octavo.outputs.answer.choose import choose_formats
-from octavo.outputs.answer.enforce import calls_grammar, enforced, reasoning_rules
+from octavo.outputs.answer.enforce import calls_grammar, enforced, free_text, reasoning_rules
 from octavo.outputs.answer.formats import FORMATS, PLAIN_LIST
 from octavo.outputs.answer.parser import AnswerShape, read_answer
 from octavo.outputs.answer.reasoning import REASONING
@@ -132,6 +132,31 @@ def test_reasoning_comes_first_and_the_form_after(name: str, opened: bool, good:
     assert not passes(grammar, bad)
     told = read_answer(good, AnswerShape(REASONING[name], opened))
     assert "".join(event.text for event in told if event.kind == "content") == "7"
+
+
+@pytest.mark.parametrize(
+    ("opened", "budget", "text", "allowed"),
+    [
+        (True, 3, "abc[/THINK]free words", True),
+        (True, 3, "a[/THINK]free", True),
+        (True, 3, "abcd[/THINK]", False),
+        (True, 0, "[/THINK]free", True),
+        (True, 0, "a[/THINK]", False),
+        (False, 3, "free words, many", True),
+        (False, 3, "[THINK]abc[/THINK][TOOL_CALLS][]", True),
+        (False, 3, "[THINK]abcd[/THINK]", False),
+    ],
+)
+def test_reasoning_ends_with_its_budget(opened: bool, budget: int, text: str, allowed: bool) -> None:
+    free = free_text(("[TOOL_CALLS]", "<tool_call>"), TOKENIZER)
+    rules = reasoning_rules(REASONING["mistral"], opened, TOKENIZER, budget=budget)
+    assert passes(free.after(rules).text, text) == allowed
+
+
+def test_a_budget_needs_an_end_that_is_one_token() -> None:
+    for name in ("granite", "qwen3", "openai_gptoss"):
+        with pytest.raises(UnsupportedError, match="thinking_token_budget"):
+            reasoning_rules(REASONING[name], True, TOKENIZER, budget=4)
 
 
 def test_special_tokens_that_answers_are_read_by_are_shown_and_others_are_not() -> None:

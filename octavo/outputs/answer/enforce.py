@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
+from octavo.errors import UnsupportedError
 from octavo.outputs.answer.formats import PLAIN_LIST, Frame, ToolFormat
 from octavo.outputs.answer.reasoning import ReasoningFormat
-from octavo.text.grammar import Grammar, lark_text
+from octavo.text.grammar import Grammar, lark_text, marking_ids, repeat
 from octavo.text.tokenizer import Tokenizer
 
 _MOST_CALLS = 16
@@ -45,26 +46,45 @@ def calls_grammar(form: ToolFormat, tools: Sequence[tuple[str, object]], many: b
     return Grammar("\n".join(lines), parts)
 
 
-def reasoning_rules(form: ReasoningFormat, opened: bool, tokenizer: Tokenizer, to_user: bool = True) -> str:
+def reasoning_rules(
+    form: ReasoningFormat, opened: bool, tokenizer: Tokenizer, to_user: bool = True, budget: int | None = None
+) -> str:
     """What may come before a grammar begins, for `Grammar.after`.
 
     Args:
         opened: the answer begins inside its reasoning.
         to_user: what follows is said to the user, not to a tool.
+        budget: most tokens of reasoning; then its end is drawn.
+
+    Raises:
+        UnsupportedError: a budget where the end of reasoning is not one token.
     """
     literal = _literal_of(tokenizer)
     if form.whole:
+        if budget is not None:
+            raise UnsupportedError("thinking_token_budget is not supported for this model's channels")
         thought = f"{literal('<|channel|>analysis<|message|>')} {_ANYTHING} {literal('<|end|><|start|>assistant')}"
         final = literal("<|channel|>final<|message|>") if to_user else ""
         return f"before: ({thought})? {final}"
     begin, end = literal(form.begin[0]), literal(form.end[0])
     is_token = end.startswith("<[")
-    rules = [
-        f"before: {'thought gap' if opened else f'({begin} thought gap)?'}",
-        f"thought: {_ANYTHING} {end}" if is_token else f"thought[lazy]: {_ANYTHING} {end}",
-        r"gap: /\s{0,4}/",
-    ]
+    if budget is not None and not is_token:
+        raise UnsupportedError("thinking_token_budget: this model does not end its reasoning with one token")
+    rules = [f"before: {'thought gap' if opened else f'({begin} thought gap)?'}", r"gap: /\s{0,4}/"]
+    if not is_token:
+        rules.append(f"thought[lazy]: {_ANYTHING} {end}")
+    elif budget is None:
+        rules.append(f"thought: {_ANYTHING} {end}")
+    else:
+        rules += [f"thought: budget {end}", f"budget[max_tokens={budget}]: {_ANYTHING}" if budget else 'budget: ""']
     return "\n".join(rules)
+
+
+def free_text(markers: Sequence[str], tokenizer: Tokenizer) -> Grammar:
+    """Anything, with these markers, also where they are special tokens."""
+    literal = _literal_of(tokenizer)
+    marks = [found for marker in markers if (found := literal(marker)).startswith("<[") and " " not in found]
+    return Grammar(f"start: {repeat(['words', *dict.fromkeys(marks)])}\nwords: /(.|\\n)+/")
 
 
 def _head(frame: Frame, name: str) -> str:
@@ -73,7 +93,7 @@ def _head(frame: Frame, name: str) -> str:
 
 def _literal_of(tokenizer: Tokenizer) -> Literal:
     """Writes a text for Lark; special tokens in it stand for themselves, not for their letters."""
-    special = {token: i for i in tokenizer.special_ids if (token := tokenizer.token(i))}
+    special = {token: i for i in marking_ids(tokenizer) if (token := tokenizer.token(i))}
 
     def literal(text: str) -> str:
         pieces: list[str] = []

@@ -53,7 +53,7 @@ async def create_chat_completion(request: Request) -> Response:
     use, told = read_tool_use(body, state)
     text = await render(request, state, body)
     shape = shape_of(body, state, use, text)
-    grammar = grammar_for(state, use, shape, form)
+    grammar = grammar_for(state, use, shape, form, body.thinking_token_budget)
     params = _params(body, state, form if grammar is None else None)
     # The template writes the special tokens that the model expects.
     options = {"add_special_tokens": bool(body.add_special_tokens)}

@@ -80,7 +80,6 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     truncation_side: Any = None
     logprob_token_ids: Any = None
     repetition_detection: Any = None
-    thinking_token_budget: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
     mm_processor_kwargs: Any = None
@@ -109,6 +108,7 @@ class ChatRequest(GenerationFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
     reasoning_effort: str | None = None
+    thinking_token_budget: int | None = None
     metadata: Any = None
     store: bool | None = None
     service_tier: str | None = None
@@ -150,7 +150,6 @@ _UNSUPPORTED: dict[str, str] = {
     "truncate_prompt_tokens": "prompt truncation",
     "logprob_token_ids": "log-probabilities of chosen tokens",
     "repetition_detection": "repetition detection",
-    "thinking_token_budget": "thinking budgets",
     "kv_transfer_params": "KV cache transfer",
     "vllm_xargs": "extra arguments",
     "mm_processor_kwargs": "images, audio and video",

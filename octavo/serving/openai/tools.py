@@ -9,7 +9,7 @@ from typing import Any, cast
 from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.flow.structured_outputs import StructuredOutputsParams
 from octavo.inputs.structured import grammar_of, prepared_schema
-from octavo.outputs.answer.enforce import calls_grammar, enforced, reasoning_rules
+from octavo.outputs.answer.enforce import calls_grammar, enforced, free_text, reasoning_rules
 from octavo.outputs.answer.formats import ToolFormat
 from octavo.outputs.answer.parser import AnswerShape
 from octavo.serving.openai.schema import ChatRequest
@@ -74,9 +74,12 @@ def shape_of(body: ChatRequest, state: ServerState, use: ToolUse, prompt: str) -
 
 
 def grammar_for(
-    state: ServerState, use: ToolUse, shape: AnswerShape, form: StructuredOutputsParams | None
+    state: ServerState, use: ToolUse, shape: AnswerShape, form: StructuredOutputsParams | None, budget: int | None
 ) -> Callable[[], Grammar] | None:
     """What the answer is held to beyond or instead of its form; None: nothing.
+
+    Args:
+        budget: most tokens of reasoning.
 
     Raises:
         InvalidRequestError: it should have a form and call tools as well.
@@ -86,7 +89,9 @@ def grammar_for(
             "tool_choice: a call is required, so the answer cannot have another form; use tool_choice 'auto'",
             "tool_choice",
         )
-    if not use.must and (form is None or (shape.reasoning is None and shape.tools is None)):
+    _check_budget(budget, shape)
+    plain = form is None or (shape.reasoning is None and shape.tools is None)
+    if not use.must and plain and budget is None:
         return None
     tokenizer, longest = state.tokenizer, state.inputs.limits.max_model_len
 
@@ -101,16 +106,25 @@ def grammar_for(
     def build() -> Grammar:
         if use.must:
             grammar = calls()
+        elif form is None:
+            grammar = free_text(shape.markers, tokenizer)
         else:
-            assert form is not None
             grammar = grammar_of(form, longest)
             if shape.tools is not None and shape.tools.frame is not None:
                 grammar = grammar.or_else(calls())
         if shape.reasoning is None:
             return grammar
-        return grammar.after(reasoning_rules(shape.reasoning, shape.opened, tokenizer, to_user=not use.must))
+        rules = reasoning_rules(shape.reasoning, shape.opened, tokenizer, to_user=not use.must, budget=budget)
+        return grammar.after(rules)
 
     return build
+
+
+def _check_budget(budget: int | None, shape: AnswerShape) -> None:
+    if budget is not None and budget < 0:
+        raise InvalidRequestError(f"thinking_token_budget must be 0 or more, got {budget}", "thinking_token_budget")
+    if budget is not None and shape.reasoning is None:
+        raise UnsupportedError("thinking_token_budget: this model's reasoning is not told apart (--reasoning-parser)")
 
 
 def call_id(form: ToolFormat | None) -> str:
