@@ -7,7 +7,6 @@ frontend's process uses is the frontend: messages from the engine, text, JSON, H
 """
 
 import argparse
-import asyncio
 import json
 import multiprocessing
 import selectors
@@ -21,25 +20,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402
-import uvloop  # noqa: E402
 
-from octavo.config.engine import EngineConfig, ModelConfig, SchedulingConfig, ServingConfig, TelemetryConfig  # noqa: E402
-from octavo.engine.async_engine import AsyncEngine  # noqa: E402
-from octavo.engine.supervisor import EngineSupervisor  # noqa: E402
-from octavo.inputs.limits import InputLimits  # noqa: E402
-from octavo.inputs.processor import InputProcessor  # noqa: E402
-from octavo.outputs.processor import OutputProcessor  # noqa: E402
-from octavo.serving.edge import Edge  # noqa: E402
-from octavo.serving.runtime import serve  # noqa: E402
-from octavo.serving.server import Stop, bind  # noqa: E402
-from octavo.serving.state import ServerState  # noqa: E402
-from octavo.telemetry.metrics import MetricsStore  # noqa: E402
-from octavo.telemetry.prometheus import PrometheusExporter  # noqa: E402
-from octavo.text.chat_template import ChatTemplate  # noqa: E402
-from tests.serving.scripted import TEMPLATE  # noqa: E402
-from tests.serving.scripted_engine import CONTEXT, VOCAB, ByteTokenizer  # noqa: E402
+from tests.serving.frontend_process import run_frontend  # noqa: E402
+from tests.serving.scripted_engine import CONTEXT  # noqa: E402
 
-COMMAND = (sys.executable, "-m", "tests.serving.engine_process")
 TOKENS = CONTEXT - 32
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
@@ -56,52 +40,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": 5},
     ),
 }
-
-
-def run_frontend(ready: Any, steps_per_second: float, profile: str | None) -> None:
-    """The process that is measured."""
-    config = EngineConfig(
-        model=ModelConfig(model=f"paced:{1 / steps_per_second}"),
-        serving=ServingConfig(port=0, shutdown_timeout=0.0, access_log="/dev/null", disable_access_log=True),
-        scheduling=SchedulingConfig(max_waiting=4096),
-        telemetry=TelemetryConfig(log_level="error"),
-    )
-    listener = bind(config.serving)
-    listener.listen()
-
-    async def main() -> None:
-        stop = Stop()
-        supervisor = EngineSupervisor(config, COMMAND)
-        await supervisor.ready()
-        store, tokenizer = MetricsStore("tiny"), ByteTokenizer()
-        state = ServerState(
-            engine=AsyncEngine(supervisor, OutputProcessor(tokenizer), store, 4096),
-            inputs=InputProcessor(tokenizer, ChatTemplate(TEMPLATE), InputLimits(CONTEXT, VOCAB, 20)),
-            config=config.serving,
-            models=("tiny",),
-            model_path="tiny",
-            version="0",
-            max_body_bytes=1 << 20,
-            started=0,
-            exporter=PrometheusExporter(store),
-        )
-        loop = asyncio.get_running_loop()
-        loop.add_reader(ready.fileno(), stop.ask)
-        ready.send(listener.getsockname()[1])
-        try:
-            await serve(state, store, listener, stop, config, Edge(config.serving))
-        finally:
-            loop.remove_reader(ready.fileno())
-            await supervisor.close()
-
-    if profile is None:
-        uvloop.run(main())
-        return
-    import cProfile
-
-    profiler = cProfile.Profile()
-    profiler.runcall(uvloop.run, main())
-    profiler.dump_stats(profile)
 
 
 class Clients:
