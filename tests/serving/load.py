@@ -21,7 +21,7 @@ _MALFORMED: tuple[tuple[str, bytes, int], ...] = (
     (CHAT, b'{"messages":[{"role":"user","content":"x"}],"n":1000000}', 400),
     (CHAT, b'{"messages":[{"role":"user","content":"x"}],"temperature":-1}', 400),
     (CHAT, b'{"messages":[{"role":"user","content":"x"}],"logit_bias":{"99999999":1}}', 400),
-    (CHAT, b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://127.0.0.1/"}}]}]}', 400),
+    (CHAT, b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"https://x/"}}]}]}', 400),
     (CHAT, b'{"messages":' + b"[" * 5000, 400),
     (TEXT, b'{"prompt":""}', 400),
     (TEXT, b'{"prompt":[1,2,-3]}', 400),

@@ -1,4 +1,4 @@
-"""A short storm: two hundred clients who stream, leave and send nonsense. `benchmarks/load_test.py` makes a long one."""
+"""A short storm: 200 clients who stream, leave and send nonsense. `benchmarks/load_test.py` makes a long one."""
 
 import asyncio
 import multiprocessing
