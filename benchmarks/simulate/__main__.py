@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.simulate import bookkeeping, endurance, forgetting, memory, tenants, waiting
+from benchmarks.simulate import bookkeeping, endurance, forgetting, memory, soak, tenants, waiting
 from benchmarks.simulate.costs import SMOLLM2_TWO_CORES, StepCosts, read_costs
 from benchmarks.simulate.findings import Finding, as_json
 from benchmarks.simulate.setup import Setup
@@ -31,7 +31,7 @@ EXPERIMENTS: dict[str, tuple[Callable[[Setup], Finding], str]] = {
     "eviction": (forgetting.study, "hit rates of every eviction policy"),
     "bookkeeping": (bookkeeping.study, "real time of plan and commit, up to 4,096 rows and 100,000 waiting; bytes"),
     "endurance": (endurance.study, "one long run: does anything grow?"),
-    # "soak": (soak.study, "all features at once with failures; ends with every block free"),
+    "soak": (soak.study, "all features at once with failures; ends with every block free"),
 }
 LONG = ("endurance", "soak")
 

@@ -102,12 +102,23 @@ class TieredEngine(Engine):
     """
 
     def __init__(
-        self, groups=(FULL,), blocks=64, block_size=4, tiers=(), host=4, keeps=True, work=None, pipelined=False, **more
+        self,
+        groups=(FULL,),
+        blocks=64,
+        block_size=4,
+        tiers=(),
+        host=4,
+        keeps=True,
+        work=None,
+        pipelined=False,
+        eviction="lru",
+        **more,
     ):
         super().__init__(groups, blocks, block_size, **more)
         generation = max((tier.generation for tier in tiers), default=0)
         books = build_tiers(groups, block_size, block_size * 24, tiers, host, keeps, generation)
-        self.cache = CacheManager(groups, CacheOptions(blocks, block_size, eviction="lru", state_interval=2), books)
+        options = CacheOptions(blocks, block_size, eviction=eviction, state_interval=2)
+        self.cache = CacheManager(groups, options, books)
         self.scheduler = Scheduler(self.cache, self.limits)
         inner = FakeExecutor(groups, blocks, block_size)
         inner.on_submit = self.check_plan
