@@ -81,7 +81,8 @@ def fit(steps: Sequence[Step]) -> tuple[StepCosts, float]:
     for index, weight in zip(used, weights, strict=True):
         full[index] = float(weight)
     errors = np.abs(features @ np.array(full) / seconds - 1)
-    return StepCosts(*full), float(np.median(errors))
+    middle = float(np.median(errors))
+    return StepCosts(*full, noise=middle), middle
 
 
 def measure(model: str | None, rows: Iterable[int], prompts: Iterable[int]) -> list[Step]:

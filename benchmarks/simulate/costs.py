@@ -9,12 +9,16 @@ from octavo.scheduling.step_time import StepLoad
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """seconds = fixed + token * tokens + row * rows + pair * pairs; see `StepLoad`. All in seconds."""
+    """seconds = fixed + token * tokens + row * rows + pair * pairs; see `StepLoad`. All in seconds.
+
+    `noise`: what steps of the same load differ by, as a standard deviation relative to that.
+    """
 
     fixed: float
     token: float
     row: float
     pair: float
+    noise: float = 0.0
 
     def seconds(self, load: StepLoad) -> float:
         """What a step of this load takes."""
@@ -29,7 +33,7 @@ class StepCosts:
 
 # SmolLM2-135M-Instruct in bf16 on two cores with AVX-512: what `calibrate` printed there
 # (220 steps of 1 to 64 rows, chunks of up to 512 tokens; median relative error 7 %).
-SMOLLM2_TWO_CORES = StepCosts(fixed=0.0091, token=0.000754, row=0.000462, pair=5.27e-7)
+SMOLLM2_TWO_CORES = StepCosts(fixed=0.0091, token=0.000754, row=0.000462, pair=5.27e-7, noise=0.07)
 
 
 def read_costs(path: Path) -> StepCosts:

@@ -1,5 +1,6 @@
 """A server without a model: the real loop, scheduler and cache over a device that only takes (virtual) time."""
 
+import random
 import time
 from array import array
 from collections.abc import Callable, Iterable
@@ -83,6 +84,7 @@ class Machine:
         self.tally = Tally()
         self.jobs: dict[str, Job] = {}
         self._costs = costs
+        self._rng = random.Random(1)
         self._block = options.block_size
         self._accounts = accounts
         self._scripts: list[tuple[int, ...]] = [()] * limits.max_num_seqs  # by slot
@@ -103,6 +105,8 @@ class Machine:
         if tokens != len(rows):
             pairs = sum([pairs_of(row.start, row.count) for row in rows])
         seconds = self._costs.seconds(StepLoad(tokens, len(rows), pairs))
+        if self._costs.noise:
+            seconds *= max(0.5, self._rng.gauss(1.0, self._costs.noise))
         self.now += seconds
         # Whoever draws in a step drew in the last one as well, but for those that begin or come back.
         tally.gaps.add(self.now - self._last, len(drawn) - firsts - len(returned))

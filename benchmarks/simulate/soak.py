@@ -17,12 +17,19 @@ from octavo.flow.plan import StepPlan
 from octavo.flow.request import Beam, CacheWish, GenerationRequest
 from octavo.flow.result import FinishReason
 from octavo.scheduling.policy import POLICIES
-from tests.fakes import FULL, oracle, request, window
+from tests.fakes import FULL, chunked, oracle, request, state, window
 from tests.tiers.engine import TieredEngine
 from tests.tiers.flaky import FlakyTier
 
 _ERA = 150  # requests that one engine serves
-_LAYOUTS = ((FULL,), (FULL, window(12)), (window(20),), (FULL, window(8), window(8)))
+_LAYOUTS = (
+    (FULL,),
+    (FULL, window(12)),
+    (window(20),),
+    (FULL, window(8), window(8)),
+    (FULL, chunked(12)),
+    (FULL, state(2)),
+)
 _BLOCK = 4
 _LONGEST = 96
 _LIVE = 24  # requests under way, about
@@ -79,7 +86,7 @@ class Soak:
         tier = FlakyTier(rng.choice((20, 200)), rate=rng.choice((0.0, 0.2)), seed=rng.randrange(1 << 30))
         engine = TieredEngine(
             groups,
-            blocks=len(groups) * rng.choice((24, 24, 32, 48, 200)),
+            blocks=sum(group.pages for group in groups) * rng.choice((24, 24, 32, 48, 200)),
             block_size=_BLOCK,
             tiers=(tier,),
             host=rng.choice((4, 30)),

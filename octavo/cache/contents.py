@@ -53,9 +53,10 @@ class CachedContents:
             self._reuse.regret(lost.kind)
             hits = lost.hits + 1
             kind = kind_of_reuse(hits)
+        urgency, keep = terms.urgency, self.pool.keep
         observed = True  # the first one, for all groups
         for block in blocks:
-            self.pool.keep(block, BlockUse(depth, 0, hits, kind, observed, terms.urgency))
+            keep(block, BlockUse(depth, 0, hits, kind, observed, urgency))
             observed = False
 
     def pin(self, blocks: Sequence[BlockId], seconds: float) -> None:

@@ -48,7 +48,7 @@ class CacheManager:
         self.no_blocks: NewBlocks = tuple(() for _ in groups)
         self.tiers = tiers
         self._groups = tuple(group for group in groups if not group.is_state)
-        self._sliding = tuple(index for index, group in enumerate(self._groups) if not group.is_whole)
+        self._sliding = _sliding(self._groups)
         self._fingerprint = options.fingerprint
         self._contents = CachedContents(tails_of(groups, size, interval), options, tiers)
         self._pool, self._index = self._contents.pool, self._contents.index
@@ -224,7 +224,7 @@ class CacheManager:
         """
         if start + count <= held.capacity:
             return self.no_blocks
-        size, groups = self.block_size, len(self._groups)
+        size, groups, pool = self.block_size, len(self._groups), self._pool
         if match is None:
             self._slide(held, start)
             length = held.capacity // size
@@ -232,22 +232,24 @@ class CacheManager:
             length = match.tokens // size
         last = (start + count - 1) // size
         grow = last + 1 - length
-        state = self._state_needed(held, match)
+        state = 0 if self._states is None else self._state_needed(held, match)
         needed = grow * groups + state
-        if needed > self._free_for(held, match):
+        available = pool.available
+        if (needed > available or match is not None) and needed > self._free_for(held, match):
             return None
         if held.capacity == 0:
             self._refresh(held)
         if match is not None:
             self._take_over(held, match)
-        if needed > self._pool.available:
-            self._pool.yield_pins(needed - self._pool.available)
+            available = pool.available
+        if needed > available:
+            pool.yield_pins(needed - available)
         self._contents.taker = held.terms.owner
-        taken = self._pool.allocate(grow * groups)
-        gained: NewBlocks = tuple(tuple(taken[group * grow : (group + 1) * grow]) for group in range(groups))
+        taken = pool.allocate(grow * groups)
+        held.capacity = (length + grow) * size
+        gained = _shares(taken, groups)
         for table, blocks in zip(held.tables, gained, strict=True):
             table.blocks.extend(blocks)
-        held.capacity = (length + grow) * size
         if match is not None:
             self._copies += [
                 BlockCopy(tail, fresh[0]) for tail, fresh in zip(match.tails, gained, strict=bool(match.tails))
@@ -264,20 +266,20 @@ class CacheManager:
         held.publish_at = (last + 1) * size
         if held.generation != self._generation:
             return  # begun before the cache was reset
+        hashes = held.hashes
         for index in range(first, last):
-            while len(held.hashes) <= index:
-                extend_hashes(held.hashes, held.root, token_ids, size, held.scope)
-            key = held.hashes[index]
-            blocks = [(group, table.blocks[index]) for group, table in enumerate(held.tables) if index >= table.first]
+            while len(hashes) <= index:
+                extend_hashes(hashes, held.root, token_ids, size, held.scope)
+            blocks = [table.blocks[index] if index >= table.first else None for table in held.tables]
             if self._states is not None:
-                blocks += enumerate(self._states.at(held, index, computed), len(self._groups))
-            found = [block for row, block in blocks if self._index.insert(row, key, block)]
+                blocks += self._states.at(held, index, computed)
+            found = self._index.insert_all(hashes[index], blocks)
             if found:
-                contents.keep(held.terms, held.kind, key, index, found)
+                contents.keep(held.terms, held.kind, hashes[index], index, found)
                 if held.terms.retention and (index + 1) * size <= held.terms.pinned:
                     contents.pin(found, held.terms.retention)
-                parent = held.hashes[index - 1] if index else held.root
-                contents.branches.add(parent, key, token_ids[index * size : (index + 1) * size])
+                parent = hashes[index - 1] if index else held.root
+                contents.branches.add(parent, hashes[index], token_ids[index * size : (index + 1) * size])
 
     def release(self, held: SequenceBlocks, forget: bool = False) -> None:
         """Give back everything. With `forget`, what the sequence published or read is not offered to others again."""
@@ -443,11 +445,30 @@ class CacheManager:
 
     def _slide(self, held: SequenceBlocks, position: int) -> None:
         """Let go of what no query from `position` on reads."""
-        for group in self._sliding:
-            table = held.tables[group]
-            first = min(self._groups[group].first_read(position, self.block_size), len(table.blocks))
-            if first > table.first:
-                self._pool.release(table.blocks[table.first : first])
-                table.first = first
+        for group, members in self._sliding:
+            first = group.first_read(position, self.block_size)
+            for member in members:
+                table = held.tables[member]
+                end = min(first, len(table.blocks))
+                if end > table.first:
+                    self._pool.release(table.blocks[table.first : end])
+                    table.first = end
         if self._states is not None:
             self._states.slide(held)
+
+
+def _shares(taken: Sequence[BlockId], groups: int) -> NewBlocks:
+    """Divide blocks equally."""
+    if len(taken) == groups:  # as in most steps that need any
+        return tuple([(block,) for block in taken])
+    grow = len(taken) // max(1, groups)
+    return tuple(tuple(taken[group * grow : (group + 1) * grow]) for group in range(groups))
+
+
+def _sliding(groups: Sequence[KVCacheGroup]) -> tuple[tuple[KVCacheGroup, tuple[int, ...]], ...]:
+    """The groups that let go of blocks, those together which let go of the same ones."""
+    alike: dict[tuple[str, int | None], list[int]] = {}
+    for index, group in enumerate(groups):
+        if not group.is_whole:
+            alike.setdefault((group.kind, group.window), []).append(index)
+    return tuple((groups[members[0]], tuple(members)) for members in alike.values())

@@ -30,6 +30,15 @@ class PrefixIndex:
     def __contains__(self, block: BlockId) -> bool:
         return block in self._places
 
+    def insert_all(self, key: BlockHash, blocks: Sequence[BlockId | None]) -> list[BlockId]:
+        """Make the blocks of one hash findable, one of each row or none; those that were not before another was."""
+        places, added = self._places, list[BlockId]()
+        for row, (found, block) in enumerate(zip(self._blocks, blocks, strict=False)):
+            if block is not None and found.setdefault(key, block) == block:
+                places[block] = (row, key)
+                added.append(block)
+        return added
+
     def insert(self, row: int, key: BlockHash, block: BlockId) -> bool:
         """Make a block findable. False when another block with these contents already is."""
         if self._blocks[row].setdefault(key, block) != block:

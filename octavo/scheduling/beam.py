@@ -5,6 +5,7 @@ pool of finished ones, if they are among the best `width`; the best `width` othe
 length ** length_penalty, where the length counts generated tokens.
 """
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -185,7 +186,7 @@ class Beams:
         step = BeamStep(streams[0].request, [], [], [])
         for parent in streams:
             own = children.get(parent.id, [])
-            tokens = list(parent.token_ids)
+            tokens = parent.token_ids[:]
             # The executor has noted the drawn token as the next one of a sequence that runs.
             heir = next((child for child in own if child.drawn or parent.slot < 0), None)
             for child in own:
@@ -194,7 +195,7 @@ class Beams:
                     parent.extend(token)
                     search.adopt(parent.id, child)
                 else:
-                    fork = self._fork(parent, [*tokens, token], next_id)
+                    fork = self._fork(parent, tokens + array("I", (token,)), next_id)
                     next_id += 1
                     step.forks.append(fork)
                     search.adopt(fork.id, child)
@@ -204,7 +205,7 @@ class Beams:
             step.outputs.extend(_answers(search, streams[0]))
         return step
 
-    def _fork(self, parent: SequenceState, tokens: list[int], id: int) -> SequenceState:
+    def _fork(self, parent: SequenceState, tokens: "array[int]", id: int) -> SequenceState:
         return replace(
             parent,
             id=id,

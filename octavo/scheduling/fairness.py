@@ -87,13 +87,20 @@ class FairQueue:
         account = self._least()
         return None if account is None else account.waiting.first()
 
-    def ahead(self, count: int) -> Iterator[SequenceState]:
+    def ahead(self, count: int) -> list[SequenceState]:
         """The first of each tenant, least served first; at most `count`."""
-        waiting = [account for account in self._accounts.values() if len(account.waiting)]
-        for account in heapq.nsmallest(count, waiting, key=lambda one: one.served):
+        heads: list[SequenceState] = []
+        looked_at: list[tuple[float, str]] = []
+        floor = self._floor
+        while len(heads) < count and (account := self._least()) is not None:
+            looked_at.append(heapq.heappop(self._heap))
             head = account.waiting.first()
             if head is not None:
-                yield head
+                heads.append(head)
+        for entry in looked_at:
+            heapq.heappush(self._heap, entry)
+        self._floor = floor
+        return heads
 
     def in_order(self, prompts: Iterable[SequenceState]) -> list[SequenceState]:
         """Running prompts in the order in which they get their part of a step."""

@@ -56,6 +56,8 @@ class Intake:
         Args:
             before: only those of a better rank than this one.
         """
+        if not self._preempts and not self._roster.free_slots:
+            return  # whoever is next: do not even ask, for some lines have to compare many
         while draft.room() and (head := self.next()) is not None:
             if before is not None and head.rank > before:
                 return

@@ -1,5 +1,6 @@
 """What the scheduler remembers of one sample stream of a request, from its arrival to its end."""
 
+from array import array
 from dataclasses import dataclass, replace
 
 from octavo.cache.manager import CacheManager
@@ -38,7 +39,7 @@ class SequenceState:
     level: int  # of ranks; the worst gives way first
     arrived: float
     blocks: SequenceBlocks
-    token_ids: list[int]
+    token_ids: "array[int]"  # four bytes each, and hashed as they are
     length: int
     prompt_len: int
     end_len: int  # it ends at this length
@@ -172,7 +173,7 @@ def open_sequence(
         level=place.level,
         arrived=place.arrived,
         blocks=blocks,
-        token_ids=list(prompt),
+        token_ids=array("I", prompt),
         length=len(prompt),
         prompt_len=len(prompt),
         # Also where no token is wanted, one is drawn: that is how the end of the prompt is seen.
