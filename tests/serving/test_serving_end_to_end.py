@@ -66,6 +66,12 @@ def test_start_is_quiet(command: Command) -> None:
     assert "Application startup complete." in command.lines
 
 
+def test_a_signal_to_read_files_again_does_not_end_it(command: Command) -> None:
+    command.process.send_signal(signal.SIGHUP)
+    assert HTTP.get(command.url + "/ready").json() == {"ready": True, "reason": None}
+    assert command.process.poll() is None
+
+
 def test_it_answers_a_question(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="smol", messages=QUESTION, temperature=0, max_tokens=24)
     assert "Paris" in (answer.choices[0].message.content or "")
