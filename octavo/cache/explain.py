@@ -40,7 +40,7 @@ class MissJournal:
             salted: the prompt has a salt of its own.
         """
         if self._index.holds(key):
-            return "window"
+            return "state" if self._index.has_states else "window"
         if self._history.find(key) is not None:
             return "evicted"
         if self._branches.follows(parent):
@@ -55,7 +55,7 @@ class MissJournal:
         Args:
             token_ids: of block `key` and all after it.
         """
-        lost = self._history.find(key) if miss.cause in ("evicted", "window") else None
+        lost = self._history.find(key) if miss.cause in ("evicted", "window", "state") else None
         if lost is not None:
             return replace(miss, by=lost.by, ago=now - lost.at, idle=lost.idle)
         branch = self._branches.nearest(parent, token_ids) if miss.cause in ("new", "diverged") else None

@@ -38,6 +38,17 @@ class KVCacheGroup:
         """Nothing of it is ever let go of."""
         return self.kind in ("full", "latent")
 
+    @property
+    def keeps(self) -> str:
+        """What, in words."""
+        return {
+            "full": "every token",
+            "window": f"the last {self.window} tokens",
+            "chunked": f"the tokens of a chunk of {self.window}",
+            "latent": "a compressed vector of every token",
+            "state": "a state of all tokens",
+        }[self.kind]
+
     def first_read(self, position: int, block_size: int) -> int:
         """Index of the first block that a query at `position` reads. Position 0 reads no state."""
         if self.kind == "state":

@@ -13,6 +13,7 @@ LayerBytes = Callable[[CacheNeed], int]  # of one layer in a page of keys and va
 # Bytes of pages that no layer uses, as a share of those used: the price of fewer groups.
 _MAX_PADDING = 0.04
 _ALIGNMENT = 64  # bytes, of pieces
+_LEAST_BLOCKS = 32  # of keys and values for one recurrent state, when the page's size is chosen
 
 
 def layer_needs(spec: DecoderSpec) -> dict[int, CacheNeed]:
@@ -119,24 +120,25 @@ def _page_size(kinds: Sequence[tuple[int, int]], states: Sequence[tuple[int, ...
     """
     largest = max((piece for pieces in states for piece in pieces), default=0)
     least = max([largest, *(size for size, _ in kinds)])
-    whole = sum(map(sum, states))
     sizes = {size * count for size, most in kinds for count in range(1, most + 1)} | {least}
+    for piece in {piece for pieces in states for piece in pieces}:
+        sizes.update(piece * count for count in range(1, 2 * max(sizes) // piece + 1))
     if not kinds:
-        sizes.add(whole)
+        sizes.add(sum(map(sum, states)))
     padding = {size: _padding(size, kinds, states) for size in sizes if size >= max(1, least)}
     fine = [size for size, share in padding.items() if share <= _MAX_PADDING]
     return max(fine) if fine else min(padding, key=lambda size: (padding[size], -size), default=1)
 
 
 def _padding(page: int, kinds: Sequence[tuple[int, int]], states: Sequence[tuple[int, ...]]) -> float:
-    """Bytes unused per byte used: the mean over keys and values and recurrent states, which take about as much."""
-    shares: list[float] = []
-    if kinds:
-        taken = sum(-(-count // (page // size)) * page for size, count in kinds)
-        shares.append(taken / sum(size * count for size, count in kinds) - 1)
+    """Bytes unused per byte used, of one state and the blocks up to the next one that is kept; see state_interval."""
+    keys, state = sum(size * count for size, count in kinds), sum(map(sum, states))
+    blocks = max(_LEAST_BLOCKS, state / keys) if keys else 0
+    taken = blocks * sum(-(-count // (page // size)) * page for size, count in kinds)
     if states:
-        shares.append(_pack(states, page)[0] * page / sum(map(sum, states)) - 1)
-    return sum(shares) / len(shares) if shares else 0.0
+        taken += _pack(states, page)[0] * page
+    used = blocks * keys + state
+    return taken / used - 1 if used else 0.0
 
 
 def _pack(states: Sequence[tuple[int, ...]], page: int) -> tuple[int, list[tuple[StatePiece, ...]]]:

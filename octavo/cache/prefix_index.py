@@ -30,6 +30,11 @@ class PrefixIndex:
     def __contains__(self, block: BlockId) -> bool:
         return block in self._places
 
+    @property
+    def has_states(self) -> bool:
+        """Some rows keep recurrent states."""
+        return bool(self._states)
+
     def insert_all(self, key: BlockHash, blocks: Sequence[BlockId | None]) -> list[BlockId]:
         """Make the blocks of one hash findable, one of each row or none; those that were not before another was."""
         places, added = self._places, list[BlockId]()

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from octavo.cache.group import state_interval
 from octavo.cli.options import command_parser, read_config
 from octavo.config.engine import EngineConfig, choices_of
 from octavo.config.sizing import (
@@ -29,12 +30,24 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers that share a block table. `window` None: they keep every token. `blocks`: most that a sequence holds."""
+    """Layers that share a block table.
+
+    Attributes:
+        window: tokens; None: what they keep does not depend on how far back it is.
+        keeps: what, in words.
+        token_bytes: that a token takes; 0 for recurrent states.
+        blocks: most that a sequence holds.
+        state_bytes: that a sequence's recurrent state takes, whatever its length.
+        state_tokens: tokens between two states that are kept for prefixes to go on from.
+    """
 
     layers: int
     window: int | None
+    keeps: str
     token_bytes: int
     blocks: int
+    state_bytes: int = 0
+    state_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +150,14 @@ def make_plan(config: EngineConfig, concurrency: int, memory: int | None) -> Pla
 
 
 def _groups(footprint: "HeaderFootprint", setup: Setup, fit: Fit) -> tuple[Group, ...]:
-    token = fit.page_bytes // setup.block_size
-    blocks = footprint.group_blocks(setup)
+    size, page = setup.block_size, fit.page_bytes
+    groups = footprint.groups(setup)
+    span = state_interval(groups, size) * size
     return tuple(
-        Group(len(group.layers), group.window, token, count)
-        for group, count in zip(footprint.groups(setup), blocks, strict=True)
+        Group(len(group.layers), None, group.keeps, 0, count, group.pages * page, span)
+        if group.is_state
+        else Group(len(group.layers), group.window, group.keeps, page // size, count)
+        for group, count in zip(groups, footprint.group_blocks(setup), strict=True)
     )
 
 
@@ -245,13 +261,15 @@ def _cache_lines(plan: Plan) -> list[str]:
     for group in plan.groups:
         seen[group] = seen.get(group, 0) + 1
     for group, count in seen.items():
-        kind = "every token" if group.window is None else f"the last {group.window} tokens"
-        lines.append(
-            _pair(
-                f"{count} group{'s' if count > 1 else ''}",
-                f"of {group.layers} layers, {kind}: {format_size(group.token_bytes)} a token, "
-                f"at most {group.blocks} blocks a sequence",
+        if group.state_bytes:
+            size = (
+                f"{format_size(group.state_bytes)} a sequence in {group.blocks} blocks, "
+                f"kept for others every {group.state_tokens} tokens"
             )
+        else:
+            size = f"{format_size(group.token_bytes)} a token, at most {group.blocks} blocks a sequence"
+        lines.append(
+            _pair(f"{count} group{'s' if count > 1 else ''}", f"of {group.layers} layers, {group.keeps}: {size}")
         )
     lines.append(_pair("the cache", f"{fit.blocks} blocks, {format_size(fit.cache_bytes)} ({fit.reason})"))
     lines.append(_pair("free for it", format_size(max(0, fit.free))))

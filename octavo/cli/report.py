@@ -158,6 +158,7 @@ def _memory_lines(engine: Engine) -> list[str]:
 def _group_lines(engine: Engine) -> list[str]:
     lines: list[str] = []
     for index, group in enumerate(engine.groups):
-        kind = "every token" if group.window is None else f"the last {group.window} tokens"
-        lines.append(_pair(str(index), f"{len(group.layers)} layers keep {kind}: {', '.join(map(str, group.layers))}"))
+        size = f" in {group.pages} blocks a sequence" if group.is_state else ""
+        members = ", ".join(map(str, group.layers))
+        lines.append(_pair(str(index), f"{len(group.layers)} layers keep {group.keeps}{size}: {members}"))
     return lines

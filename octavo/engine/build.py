@@ -262,6 +262,7 @@ def _finish(
     """The client, and the figures about all of it."""
     resolved, groups = machinery.resolved, machinery.groups
     weights = _matrices(loaded.weights)
+    growing = sum(not group.is_state for group in groups)
     info = replace(_info(resolved, source, clock.total), pin_tokens=machinery.pin_tokens)
     return Engine(
         client=LocalClient(info, machinery.loop),
@@ -273,7 +274,7 @@ def _finish(
         kernels=tuple(backend.kernels(weights)),
         memory=MemoryFigures(
             weight_bytes=sum(_segment_bytes(weight) for weight in weights),
-            token_bytes=len(groups) * machinery.page_bytes // resolved.model.block_size.value,
+            token_bytes=growing * machinery.page_bytes // resolved.model.block_size.value,
             resident_bytes=_resident_bytes(),
             available_bytes=read_machine().memory_available,
         ),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.cache.group import KVCacheGroup, tails_of
+from octavo.cache.layout import state_pages
 from octavo.cache.tier import HostLevel, SlowLevel
 from octavo.cache.tiers import CacheTiers, TierOptions
 from octavo.config.resolve import ResolvedConfig
@@ -75,7 +76,7 @@ def build_tiers(
             )
     elif not slow:
         return None
-    pages = asked.kv_host.value // page_bytes or _staging_pages(resolved, len(groups), page_bytes)
+    pages = asked.kv_host.value // page_bytes or _staging_pages(resolved, groups, page_bytes)
     generation = max((tier.generation for tier in slow), default=0)
     options = TierOptions(tails_of(groups, block_size), block_size, page_bytes, generation=generation)
     levels = [SlowLevel(tier.name, tier.capacity, tier.keys()) for tier in slow]
@@ -83,11 +84,13 @@ def build_tiers(
     return EngineTiers(books, TierTransfers(device, envelope, pages, slow))
 
 
-def _staging_pages(resolved: ResolvedConfig, groups: int, page_bytes: int) -> int:
+def _staging_pages(resolved: ResolvedConfig, groups: Sequence[KVCacheGroup], page_bytes: int) -> int:
     """Room for what two steps push out, and for a prefix on its way back."""
     model = resolved.model
     step = model.max_num_batched_tokens.value // model.block_size.value + model.max_num_seqs.value
-    return max(2 * step * groups, _STAGING_BYTES // page_bytes)
+    growing = sum(not group.is_state for group in groups)
+    state = sum(state_pages(groups))
+    return max(2 * (step * growing + state), _STAGING_BYTES // page_bytes)
 
 
 def _check_size(name: str, size: int, page_bytes: int) -> None:

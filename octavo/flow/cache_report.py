@@ -8,9 +8,10 @@ from typing import Literal
 # evicted: it was cached, and others needed the room.
 # salt: nothing at all is cached under the request's cache_salt.
 # window: the whole prefix is there, but not all that sliding-window layers read of it.
+# state: the whole prefix is there, but no recurrent state was kept after it.
 # scored: prompt log-probabilities were asked for, so the positions had to be computed.
 # off: prefix caching is switched off.
-MissCause = Literal["new", "diverged", "evicted", "salt", "window", "scored", "off"]
+MissCause = Literal["new", "diverged", "evicted", "salt", "window", "state", "scored", "off"]
 
 
 @dataclass(frozen=True, slots=True)

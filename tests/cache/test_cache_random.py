@@ -5,12 +5,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from octavo.cache.manager import CacheManager, CacheOptions
-from octavo.cache.table import CacheTerms, PrefixMatch, SequenceBlocks
+from octavo.cache.table import CacheTerms, NewBlocks, PrefixMatch, SequenceBlocks
 from tests.cache.accounting import check_blocks
-from tests.fakes import FULL, visible, window
+from tests.fakes import FULL, chunked, state, visible, window
 
 SIZE = 2
-LAYOUTS = [(FULL,), (window(3),), (FULL, window(5)), (FULL, FULL), (FULL, window(1), window(4))]
+LAYOUTS = [
+    *[(FULL,), (window(3),), (FULL, window(5)), (FULL, FULL), (FULL, window(1), window(4)), (FULL, chunked(6))],
+    *[(FULL, state()), (state(2),), (chunked(4), window(3), state(2)), (window(5), state(3))],
+]
 tokens_of = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
 
@@ -19,6 +22,7 @@ class Sequence:
 
     def __init__(self, held: SequenceBlocks, tokens: list[int]) -> None:
         self.held, self.tokens, self.computed = held, tokens, 0
+        self.state: tuple[int, ...] = ()  # pages
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -32,10 +36,13 @@ class CacheMachine(RuleBasedStateMachine):
         caching=st.sampled_from([True, True, False]),
         eviction=st.sampled_from(["lru", "lfu", "priority-frequency", "priority-frequency"]),
         budget=st.sampled_from([0.0, 0.3, 1.0]),
+        interval=st.integers(1, 3),
     )
-    def start(self, layout, blocks, caching, eviction, budget):
-        self.groups = layout
-        options = CacheOptions(max(blocks, len(layout)), SIZE, caching, eviction, pin_budget=budget)
+    def start(self, layout, blocks, caching, eviction, budget, interval):
+        self.groups = [group for group in layout if not group.is_state]
+        self.pages = sum(group.pages for group in layout if group.is_state)
+        blocks = max(blocks, len(self.groups) + self.pages)
+        options = CacheOptions(blocks, SIZE, caching, eviction, pin_budget=budget, state_interval=interval)
         self.cache = CacheManager(layout, options)
         self.now = 0.0
         self.live: list[Sequence] = []
@@ -49,6 +56,7 @@ class CacheMachine(RuleBasedStateMachine):
         tokens=tokens_of,
         salt=st.sampled_from(["", "a"]),
         chunk=st.integers(1, 14),
+        stops=st.booleans(),
         terms=st.builds(
             CacheTerms,
             urgency=st.integers(-1, 1),
@@ -57,11 +65,14 @@ class CacheMachine(RuleBasedStateMachine):
             pinned=st.integers(0, 14),
         ),
     )
-    def begin(self, tokens, salt, chunk, terms):
+    def begin(self, tokens, salt, chunk, stops, terms):
         sequence = Sequence(self.cache.open(salt, terms), tokens)
         match = self.cache.match_prefix(sequence.held, tokens)
         assert match.tokens == self.longest(tokens, salt)
         count = min(chunk, len(tokens) - match.tokens)
+        if stops:
+            whole, count = count, self.cache.until_state(sequence.held, match.tokens, count)
+            assert 0 < count <= whole
         self.take(sequence, match, count)
         return sequence
 
@@ -71,7 +82,7 @@ class CacheMachine(RuleBasedStateMachine):
         sequence = Sequence(self.cache.open(donor.held.scope), donor.tokens[:share] + tokens)
         if donor not in self.live or not share:
             return sequence
-        match = self.cache.fork(sequence.held, donor.held, share)
+        match = self.cache.fork(sequence.held, donor.held, share, donor.computed)
         needed = {
             (group, read // SIZE)
             for group, kind in enumerate(self.groups)
@@ -80,6 +91,7 @@ class CacheMachine(RuleBasedStateMachine):
         }
         needed |= {(group, share // SIZE) for group in range(len(self.groups)) if share % SIZE}  # is copied
         gone = any(entry < donor.held.tables[group].first for group, entry in needed)
+        gone |= self.pages > 0 and not self.has_state(donor, share)
         assert (match is None) == (gone or self.epochs[id(donor)] != self.epoch)
         if match is not None:
             assert match.tokens == share
@@ -95,18 +107,25 @@ class CacheMachine(RuleBasedStateMachine):
         if gained is None:
             assert not copies
             return
-        assert [list(blocks) for blocks in gained] == [table.blocks for table in sequence.held.tables]
+        tables = gained[: len(self.groups)]
+        assert [list(blocks) for blocks in tables] == [table.blocks for table in sequence.held.tables]
         self.live.append(sequence)
         self.epochs[id(sequence)] = self.epoch
         sequence.computed = match.tokens
-        assert len(copies) == (len(self.groups) if match.tokens % SIZE else 0)
+        tails = len(self.groups) if match.tokens % SIZE else 0
+        assert len(copies) == tails + (self.pages if match.state_moves else 0)
         for copy in copies:
             self.contents[copy.target] = self.contents[copy.source]
-        self.compute(sequence, count)
+        self.compute(sequence, count, gained)
+
+    def has_state(self, donor: Sequence, tokens: int) -> bool:
+        """The donor holds what the model would have left after so many of its tokens."""
+        prefix = tuple(donor.tokens[:tokens])
+        return any(all(self.contents[page][4] == prefix for page in pages) for pages in donor.held.states.values())
 
     def reserve(self, sequence, start, count, match=None):
         """As the cache's; what is pinned stays as long as anyone else holds something."""
-        others = any(table.held() for other in self.live if other is not sequence for table in other.held.tables)
+        others = any(other.held.count() for other in self.live if other is not sequence)
         pinned = dict.fromkeys(self.cache._contents.pool.pins._until)
         gained = self.cache.reserve(sequence.held, start, count, match)
         assert all(block in self.cache._contents.index for block in pinned) or not others
@@ -122,14 +141,14 @@ class CacheMachine(RuleBasedStateMachine):
         gained = self.reserve(sequence, sequence.computed, count)
         assert (gained is not None) == (count <= room)
         if gained is not None:
-            self.compute(sequence, count)
+            self.compute(sequence, count, gained)
 
     @rule(sequence=consumes(sequences), forget=st.sampled_from([False, False, True]))
     def end(self, sequence, forget):
         if sequence in self.live:
             self.live.remove(sequence)
             self.cache.release(sequence.held, forget)
-            assert not any(table.held() for table in sequence.held.tables)
+            assert not sequence.held.count()
 
     @rule(seconds=st.sampled_from([1.0, 10.0, 100.0]))
     def wait(self, seconds):
@@ -142,13 +161,14 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.reset_prefix_cache()
         self.epoch += 1
 
-    def compute(self, sequence: Sequence, count: int) -> None:
+    def compute(self, sequence: Sequence, count: int, gained: NewBlocks) -> None:
         end = sequence.computed + count
+        self.compute_state(sequence, end, gained[-1] if self.pages and gained else ())
         for position in range(sequence.computed, end):
             for group, table in enumerate(sequence.held.tables):
                 entry = position // SIZE
                 block = table.blocks[entry]
-                readers = sum(block in other.held() for member in self.live for other in member.held.tables)
+                readers = sum(block in member.held.held() for member in self.live)
                 assert readers == 1, "a block that others read is written"
                 epoch = self.epochs[id(sequence)]
                 prefix = tuple(sequence.tokens[: position + 1])
@@ -158,6 +178,23 @@ class CacheMachine(RuleBasedStateMachine):
         sequence.computed = end
         if end >= sequence.held.publish_at:
             self.cache.publish(sequence.held, sequence.tokens, end)
+
+    def compute_state(self, sequence: Sequence, end: int, told: tuple[int, ...]) -> None:
+        """Read the state before the step where a device would, and write the one after it."""
+        count, salt, epoch = self.pages, sequence.held.scope.salt, self.epochs[id(sequence)]
+        assert len(told) in (0, count, 2 * count)
+        if sequence.computed:
+            read = told[:count] if len(told) == 2 * count else sequence.state or told
+            for row, page in enumerate(read, len(self.groups)):
+                written = self.contents[page]
+                assert (written[0], written[2]) == (row, salt)
+                assert written[4] == tuple(sequence.tokens[: sequence.computed])
+        if told:
+            sequence.state = told[-count:]
+        for row, page in enumerate(sequence.state, len(self.groups)):
+            assert sum(page in other.held.held() for other in self.live) == 1, "a page that others read is written"
+            assert page not in self.cache._contents.index, "a page that can be found is written"
+            self.contents[page] = (row, (end - 1) // SIZE, salt, epoch, tuple(sequence.tokens[:end]))
 
     def check_reads(self, sequence: Sequence, position: int) -> None:
         for group, kind in enumerate(self.groups):
@@ -175,6 +212,10 @@ class CacheMachine(RuleBasedStateMachine):
                 (group, entry, salt, self.epoch, tuple(tokens[: (entry + 1) * SIZE]))
                 for group, kind in enumerate(self.groups)
                 for entry in {read // SIZE for read in visible(kind, length * SIZE) if read < length * SIZE}
+            }
+            needed |= {
+                (row, length - 1, salt, self.epoch, tuple(tokens[: length * SIZE]))
+                for row in range(len(self.groups), len(self.groups) + self.pages)
             }
             if needed <= known:
                 return length * SIZE
