@@ -78,7 +78,7 @@ def build_app(state: ServerState, sink: MetricsSink, keys: KeyRing, file: Access
         sink,
         frozenset(route.path for route in routes),
         not config.disable_access_log,
-        config.disable_access_log_for_endpoints,
+        [path for item in config.disable_access_log_for_endpoints for path in item.split(",")],
         file,
     )
     # Outermost first: also refusals are logged, and a browser can read a 401.

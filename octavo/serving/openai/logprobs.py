@@ -29,9 +29,12 @@ class TokenNames:
             return f"token_id:{token_id}"
         return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
-    def bytes(self, token_id: int) -> list[int]:
-        """The token's bytes, exact even where they are part of a character."""
-        return list(self._tokenizer.token_bytes(token_id)) if self._tokenizer else []
+    def read(self, token_id: int) -> tuple[str, list[int]]:
+        """The token's text, and its bytes, exact even where they are part of a character."""
+        if self._tokenizer is None:
+            return self.text(token_id), []
+        data = self._tokenizer.token_bytes(token_id)
+        return self.text(token_id) if self._as_ids else data.decode("utf-8", "replace"), list(data)
 
 
 def chat_logprobs(entries: Sequence[TokenLogprobs], top: int, names: TokenNames) -> ChatLogprobs:
@@ -40,11 +43,13 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], top: int, names: TokenNames)
 
 
 def _content(entry: TokenLogprobs, top: int, names: TokenNames) -> ContentLogprob:
-    token_id = entry.token_ids[0]
-    alternatives = [
-        TopLogprob(names.text(other), max(value, _FLOOR), names.bytes(other)) for other, value in _likeliest(entry, top)
-    ]
-    return ContentLogprob(names.text(token_id), max(entry.logprobs[0], _FLOOR), names.bytes(token_id), alternatives)
+    read = names.read
+    alternatives: list[TopLogprob] = []
+    for token_id, value in _likeliest(entry, top):
+        text, data = read(token_id)
+        alternatives.append(TopLogprob(text, value if value > _FLOOR else _FLOOR, data))
+    text, data = read(entry.token_ids[0])
+    return ContentLogprob(text, max(entry.logprobs[0], _FLOOR), data, alternatives)
 
 
 def _likeliest(entry: TokenLogprobs, top: int) -> list[tuple[int, float]]:
