@@ -2,6 +2,8 @@
 #include <math.h>
 #include <string.h>
 
+#include <algorithm>
+
 #include "kernels.h"
 #include "sampling_rules.h"
 
@@ -61,6 +63,46 @@ void penalize(float* logits, const OctavoSampling& rules, int64_t vocab, int32_t
   }
 }
 
+bool is_breaker(const OctavoSampling& rules, int32_t id) {
+  return std::binary_search(rules.dry_breakers, rules.dry_breakers + rules.dry_breaker_count, id);
+}
+
+// Tokens that would continue a repetition of the text's end are discouraged the more, the longer it is ("DRY"). Lengths
+// by the Z algorithm over the reversed text.  scratch: [vocab + history_len], only what the text touches is written.
+void discourage_repeats(float* logits, const OctavoSampling& rules, int64_t vocab, int32_t* scratch) {
+  const int32_t count = rules.dry_window < 0 ? rules.history_len : std::min(rules.dry_window, rules.history_len);
+  const int32_t* last = rules.history + rules.history_len - 1;
+  int32_t reach = 0; // tokens at the end without a breaker
+  while (reach < count && !is_breaker(rules, last[-reach])) ++reach;
+  if (reach < rules.dry_allowed_length) return;
+  int32_t* longest = scratch;
+  int32_t* lengths = scratch + vocab;
+  for (int32_t i = 0; i < count; ++i) {
+    if (in_vocabulary(last[-i], vocab)) longest[last[-i]] = 0;
+  }
+  int32_t left = 0;
+  int32_t right = 0; // [left, right) is the match that reaches furthest
+  for (int32_t i = 1; i < count; ++i) {
+    int32_t length = i < right ? std::min(right - i, lengths[i - left]) : 0;
+    while (i + length < count && last[-length] == last[-(i + length)]) ++length;
+    lengths[i] = length;
+    if (i + length > right) {
+      left = i;
+      right = i + length;
+    }
+    const int32_t next = last[-(i - 1)];
+    if (in_vocabulary(next, vocab)) longest[next] = std::max(longest[next], std::min(length, reach));
+  }
+  for (int32_t i = 0; i < count; ++i) {
+    const int32_t id = last[-i];
+    if (!in_vocabulary(id, vocab) || longest[id] < std::max(rules.dry_allowed_length, 1)) continue;
+    const double over = static_cast<double>(longest[id] - rules.dry_allowed_length);
+    const double penalty = static_cast<double>(rules.dry_multiplier) * ::pow(static_cast<double>(rules.dry_base), over);
+    logits[id] = static_cast<float>(static_cast<double>(logits[id]) - std::min(penalty, 1e30));
+    longest[id] = 0;
+  }
+}
+
 void apply(float* logits, const OctavoSampling& rules, int64_t vocab, float* scratch) {
   if (rules.permitted != nullptr) keep_permitted(logits, rules.permitted, vocab);
   if (rules.allowed_count > 0) keep_allowed(logits, rules, vocab, reinterpret_cast<uint8_t*>(scratch));
@@ -68,6 +110,9 @@ void apply(float* logits, const OctavoSampling& rules, int64_t vocab, float* scr
     if (in_vocabulary(rules.bias_ids[i], vocab)) logits[rules.bias_ids[i]] += rules.bias_values[i];
   }
   if (has_penalties(rules)) penalize(logits, rules, vocab, reinterpret_cast<int32_t*>(scratch));
+  if (rules.dry_multiplier > 0.0f && rules.history_len > 0) {
+    discourage_repeats(logits, rules, vocab, reinterpret_cast<int32_t*>(scratch));
+  }
 }
 
 } // namespace
@@ -86,7 +131,7 @@ void process_logits(Team& team, const Instruction& code, const Program& program,
     if (plain && !copy_plain) return;
     float* logits = out + row * vocab;
     if (in != out) memcpy(logits, in + row * vocab, static_cast<size_t>(vocab) * sizeof(float));
-    if (!plain) apply(logits, rules, vocab, team.scratch(thread, static_cast<size_t>(vocab)));
+    if (!plain) apply(logits, rules, vocab, team.scratch(thread, static_cast<size_t>(vocab + rules.history_len)));
   });
 }
 

@@ -5,9 +5,9 @@
 
 namespace octavo {
 
-// In [0, 1), 24 bits, of (seed, output index) alone.
-inline double uniform(uint64_t seed, int32_t output_index) {
-  uint32_t counter[4] = {static_cast<uint32_t>(output_index), 0, 0, 0};
+// In [0, 1), 24 bits, of (seed, output index) alone; lanes are independent numbers of one draw.
+inline double uniform(uint64_t seed, int32_t output_index, uint32_t lane = 0) {
+  uint32_t counter[4] = {static_cast<uint32_t>(output_index), lane, 0, 0};
   uint32_t low = static_cast<uint32_t>(seed);
   uint32_t high = static_cast<uint32_t>(seed >> 32);
   for (int round = 0; round < 10; ++round) {

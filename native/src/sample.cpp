@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "candidates.h"
+#include "draw_shaped.h"
 #include "kernels.h"
 #include "philox.h"
 #include "sampling_rules.h"
@@ -70,7 +71,7 @@ struct Row {
 bool filters_by_rank(const OctavoSampling& rules, int64_t vocab) { return rules.top_k > 0 && rules.top_k < vocab; }
 
 bool needs_weights(const OctavoSampling& rules, int64_t vocab) {
-  return rules.temperature > 0.0f && !filters_by_rank(rules, vocab) && !(rules.min_p > 0.0f);
+  return rules.temperature > 0.0f && !is_shaped(rules) && !filters_by_rank(rules, vocab) && !(rules.min_p > 0.0f);
 }
 
 double total_of(const double* weights, int64_t count) {
@@ -274,6 +275,9 @@ Candidate* candidates(Team& team, int thread, int64_t count) {
 
 int32_t draw(Team& team, int thread, const OctavoSampling& rules, const Row& row) {
   if (rules.temperature <= 0.0f) return row.best;
+  if (is_shaped(rules)) {
+    return draw_shaped(row.logits, row.vocab, rules, row.best, candidates(team, thread, 2 * row.vocab));
+  }
   const double number = uniform(rules.seed, rules.output_index);
   if (!filters_by_rank(rules, row.vocab) && !(rules.min_p > 0.0f) && !(rules.top_p < 1.0f)) {
     return draw_from_all(row, number);

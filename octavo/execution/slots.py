@@ -26,6 +26,7 @@ class SlotOccupant:
     bias_ids: Integers  # the request's biases, then the stop ids
     bias_values: NDArray[np.float32]
     allowed_ids: Integers
+    breakers: Integers
 
     @property
     def sampling(self) -> Sampling:
@@ -153,6 +154,27 @@ def _occupant(arrival: SlotArrival) -> SlotOccupant:
         np.array(ids, np.int32),
         np.array(values, np.float32),
         np.array(arrival.sampling.allowed_token_ids, np.int32),
+        np.array(sorted(arrival.sampling.shaping.dry_breakers), np.int32),
+    )
+
+
+def _shaping_fields(occupant: SlotOccupant) -> tuple[float | int, ...]:
+    """The last fields of OctavoSampling."""
+    shaping = occupant.sampling.shaping
+    return (
+        shaping.typical_p,
+        shaping.top_n_sigma,
+        shaping.xtc_probability,
+        shaping.xtc_threshold,
+        shaping.dynatemp_range,
+        shaping.dynatemp_exponent,
+        shaping.dry_multiplier,
+        shaping.dry_base,
+        shaping.dry_allowed_length,
+        shaping.dry_window,
+        occupant.breakers.ctypes.data,
+        len(occupant.breakers),
+        0,  # reserved_too
     )
 
 
@@ -181,4 +203,5 @@ def _record(occupant: SlotOccupant, history: int) -> tuple[float | int, ...]:
         0,  # reserved
         history,
         0,  # permitted: see execution/grammars.py
+        *_shaping_fields(occupant),
     )

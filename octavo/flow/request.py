@@ -5,6 +5,26 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
+class Shaping:
+    """Samplers that few requests ask for; the defaults are off. What each does says `ops/reference.py`.
+
+    `dry_breakers`: tokens that no repetition reaches over. `dry_window`: of the last tokens, so many count; -1: all.
+    """
+
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_window: int = -1
+    dry_breakers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is drawn. Ranges were checked by `inputs/limits.py`; here every value is final.
 
@@ -25,6 +45,7 @@ class Sampling:
     prompt_logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
+    shaping: Shaping = Shaping()
     grammar: str = ""  # what the answer must be, in the form of text/grammar.py; empty: anything
 
 

@@ -12,6 +12,7 @@ from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.flow.structured_outputs import StructuredOutputsParams, read_structured_outputs
 
 GREEDY_BELOW = 1e-5  # a temperature under this is greedy, as in vLLM
+_MOST_BREAKERS = 64
 LARGEST_BIAS = 100.0  # OpenAI's range of a logit bias is +-100; others are brought into it
 
 # Names that older clients send. They never did what people expect here, so they are refused rather than passed over.
@@ -81,6 +82,15 @@ class SamplingParams:
         allowed_token_ids: only these tokens are drawn.
         bad_words: words that are never drawn; each must be a single token.
         structured_outputs: the form that the answer must have; also an object of StructuredOutputsParams' fields.
+        typical_p: (0, 1]; keeps the tokens whose surprise is nearest to the expected one, up to this share; 1 is off.
+        top_n_sigma: keeps logits within so many standard deviations of the largest; 0 and -1 are off.
+        xtc_probability, xtc_threshold: with this probability, of the tokens above the threshold only the least likely
+            is kept.
+        dynatemp_range, dynatemp_exponent: the temperature varies by so much, with the entropy to this power.
+        dry_multiplier, dry_base, dry_allowed_length: a token that continues a repetition of n >= allowed_length tokens
+            loses multiplier * base ** (n - allowed_length); 0 is off.
+        dry_penalty_last_n: tokens at the end that are looked at for repetitions; -1 is all, 0 none.
+        dry_sequence_breakers: texts that no repetition reaches over (default: line ends, ":", '"' and "*").
 
     Raises:
         InvalidRequestError: a value out of range (it is a ValueError too); `param` names the field.
@@ -112,6 +122,17 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: Sequence[str] | None = None
     # Options of vLLM that are refused unless neutral; see _MISSING.
     prompt_logprob_start: object = field(default=None, repr=False)
     prompt_logprob_token_ids: object = field(default=None, repr=False)
@@ -299,6 +320,18 @@ def _check_words(params: SamplingParams) -> None:
     params.bad_words = words
 
 
+def _check_breakers(params: SamplingParams) -> None:
+    if params.dry_sequence_breakers is None:
+        return
+    breakers = list(_listed(params.dry_sequence_breakers, "dry_sequence_breakers", "texts"))
+    if len(breakers) > _MOST_BREAKERS or not all(isinstance(cast("object", text), str) and text for text in breakers):
+        raise InvalidRequestError(
+            f"dry_sequence_breakers must hold at most {_MOST_BREAKERS} texts that are not empty",
+            "dry_sequence_breakers",
+        )
+    params.dry_sequence_breakers = breakers
+
+
 def _check_form(params: SamplingParams) -> None:
     if params.structured_outputs is None:
         return
@@ -318,8 +351,11 @@ def _greedy_is_plain(params: SamplingParams) -> None:
     """Filters have no effect on the likeliest token; off, they cost nothing."""
     if params.top_k == -1:
         params.top_k = 0
+    if params.top_n_sigma == -1:
+        params.top_n_sigma = 0.0
     if params.greedy:
         params.top_p, params.top_k, params.min_p = 1.0, 0, 0.0
+        params.typical_p, params.top_n_sigma, params.xtc_probability, params.dynatemp_range = 1.0, 0.0, 0.0, 0.0
 
 
 def _listed(value: Any, name: str, what: str) -> Sequence[Any]:
@@ -345,6 +381,7 @@ def _ids(value: Sequence[int] | None, name: str) -> list[int]:
 
 _NAMES = frozenset(item.name for item in dataclasses.fields(SamplingParams))
 _SEEDS = 1 << 63
+_MOST_TOKENS = (1 << 31) - 1
 _CHECKS: tuple[Callable[[SamplingParams], None], ...] = (
     _integer("n", 1, math.inf, "an integer from 1"),
     _number("presence_penalty", -2, 2, "a number from -2 to 2"),
@@ -354,6 +391,16 @@ _CHECKS: tuple[Callable[[SamplingParams], None], ...] = (
     _number("top_p", 0, 1, "a number greater than 0 and at most 1", open_low=True),
     _integer("top_k", -1, math.inf, "an integer from 1, or 0 or -1 (off)"),
     _number("min_p", 0, 1, "a number from 0 to 1"),
+    _number("typical_p", 0, 1, "a number greater than 0 and at most 1", open_low=True),
+    _number("top_n_sigma", -1, 1e6, "a number from 0, or -1 (off)"),
+    _number("xtc_probability", 0, 1, "a number from 0 to 1"),
+    _number("xtc_threshold", 0, 1, "a number from 0 to 1"),
+    _number("dynatemp_range", 0, 2, "a number from 0 to 2"),
+    _number("dynatemp_exponent", 0, 100, "a number greater than 0 and at most 100", open_low=True),
+    _number("dry_multiplier", 0, 1e4, "a number from 0 to 10000"),
+    _number("dry_base", 1, 100, "a number from 1 to 100"),
+    _integer("dry_allowed_length", 0, _MOST_TOKENS, "an integer from 0"),
+    _integer("dry_penalty_last_n", -1, _MOST_TOKENS, "an integer from 0, or -1 (all)"),
     _integer("seed", -_SEEDS, 2 * _SEEDS - 1, "a 64-bit integer", optional=True),
     _integer("max_tokens", 1, math.inf, "an integer from 1", optional=True),
     _integer("min_tokens", 0, math.inf, "an integer from 0"),
@@ -371,6 +418,7 @@ _CHECKS: tuple[Callable[[SamplingParams], None], ...] = (
     _check_ids,
     _check_bias,
     _check_words,
+    _check_breakers,
     _check_form,
     _check_output_kind,
     _greedy_is_plain,

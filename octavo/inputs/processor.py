@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.flow.beam_search_params import BeamSearchParams
-from octavo.flow.request import GenerationRequest, Sampling, Stopping
+from octavo.flow.request import GenerationRequest, Sampling, Shaping, Stopping
 from octavo.flow.sampling_params import SamplingParams, defaults_from, end_ids
 from octavo.inputs.limits import InputLimits
 from octavo.inputs.prompt import Prompt, read_prompt
@@ -20,6 +20,9 @@ from octavo.text.tokenizer import Tokenizer
 _MASK = (1 << 64) - 1
 _LARGEST_PRIORITY = 1 << 63
 _NEVER = -1e9  # added to a logit: no draw, and still a finite number
+# As in llama.cpp.
+_BREAKERS = ("\n", ":", '"', "*")
+_KEPT_BREAKERS = 256
 _LONG_SALT = 64  # characters
 _LONG_TEXT = 8  # characters a token beyond which a text is measured before it is tokenized
 
@@ -54,6 +57,7 @@ class InputProcessor:
         self._eos = frozenset(token_id for token_id in ends if 0 <= token_id < limits.vocab)
         self._seed = seed
         self._grammars = grammars
+        self._holders: dict[str, frozenset[int]] = {}  # tokens that hold a text
         self._order = count()
 
     def default_params(self, **given: Any) -> SamplingParams:
@@ -177,7 +181,42 @@ class InputProcessor:
             prompt_logprobs=params.prompt_logprobs,
             logit_bias=tuple(sorted(bias.items())),
             allowed_token_ids=tuple(sorted(set(params.allowed_token_ids or ()))),
+            shaping=self._shaping(params),
         )
+
+    def _shaping(self, params: SamplingParams) -> Shaping:
+        breakers: set[int] = set()
+        if params.dry_multiplier > 0.0:
+            texts = params.dry_sequence_breakers
+            for text in _BREAKERS if texts is None else texts:
+                breakers |= self._tokens_with(text)
+        return Shaping(
+            typical_p=float(params.typical_p),
+            top_n_sigma=float(params.top_n_sigma),
+            xtc_probability=float(params.xtc_probability),
+            xtc_threshold=float(params.xtc_threshold),
+            dynatemp_range=float(params.dynatemp_range),
+            dynatemp_exponent=float(params.dynatemp_exponent),
+            dry_multiplier=float(params.dry_multiplier) if params.dry_penalty_last_n else 0.0,
+            dry_base=float(params.dry_base),
+            dry_allowed_length=params.dry_allowed_length,
+            dry_window=params.dry_penalty_last_n,
+            dry_breakers=tuple(sorted(breakers)),
+        )
+
+    def _tokens_with(self, text: str) -> frozenset[int]:
+        """The tokens whose bytes hold this text; the last few answers are kept."""
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            return frozenset()
+        found = self._holders.get(text)
+        if found is None:
+            wanted, count = text.encode("utf-8", "replace"), min(tokenizer.vocab_size, self.limits.vocab)
+            found = frozenset(token for token in range(count) if wanted in tokenizer.token_bytes(token))
+            if len(self._holders) >= _KEPT_BREAKERS:
+                self._holders.pop(next(iter(self._holders)), None)
+            self._holders[text] = found
+        return found
 
     def _stopping(self, params: SamplingParams, max_tokens: int) -> Stopping:
         ends = set(params.stop_token_ids or ())

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.flow.request import Sampling
+from octavo.flow.request import Sampling, Shaping
 from octavo.ops.interface import LayerCache, Ops, RopeTable, RowRules, StepHandles
 from octavo.ops.reference import Span
 from octavo.ops.weight import Packer, StoredTensor
@@ -381,6 +381,31 @@ def _sampling(label: str, rules: Sequence[RowRules], logits: Callable[[], Array]
     return Case("sample", label, run, 3e-6)
 
 
+def _shaped_cases() -> Iterator[Case]:
+    """The samplers that few ask for, alone and together."""
+    repeats = (11, 12, 13, 14, 3, 9, 11, 12, 13, 500, 9, 11, 12, 13)
+
+    def shaped(shaping: Shaping, **options: Any) -> list[RowRules]:
+        return [_rules(Sampling(seed=3 + i, shaping=shaping, **options), i) for i in range(24)]
+
+    def repeating(**options: Any) -> list[RowRules]:
+        sampling = Sampling(temperature=0.8, seed=5, shaping=Shaping(dry_multiplier=0.8, **options))
+        return [RowRules(sampling, repeats[:cut], repeats[cut:], cut) for cut in range(len(repeats) + 1)]
+
+    yield _sampling("typical", shaped(Shaping(typical_p=0.4)))
+    yield _sampling("typical, tiny", shaped(Shaping(typical_p=1e-4), temperature=0.6))
+    yield _sampling("top-n-sigma", shaped(Shaping(top_n_sigma=1.0), temperature=1.7))
+    yield _sampling("XTC", shaped(Shaping(xtc_probability=0.5, xtc_threshold=0.01)))
+    yield _sampling("XTC, always", shaped(Shaping(xtc_probability=1.0, xtc_threshold=0.004), top_k=30))
+    yield _sampling("dynamic temperature", shaped(Shaping(dynatemp_range=0.9, dynatemp_exponent=2.0)))
+    yield _sampling("dynamic temperature from 0", shaped(Shaping(dynatemp_range=2.0), temperature=1.0))
+    together = Shaping(0.9, 2.5, 0.5, 0.02, 0.3)
+    yield _sampling("all shaping", shaped(together, temperature=0.9, top_k=80, top_p=0.9, min_p=0.01, logprobs=2))
+    yield _sampling("DRY", repeating())
+    yield _sampling("DRY, short allowed, high base", repeating(dry_allowed_length=1, dry_base=3.0))
+    yield _sampling("DRY, window and breakers", repeating(dry_window=9, dry_breakers=(12, 3), dry_allowed_length=0))
+
+
 def _sampling_cases() -> Iterator[Case]:
     def many(**fields: Any) -> list[RowRules]:
         return [_rules(Sampling(seed=7 + index, **fields), index) for index in range(24)]
@@ -416,6 +441,7 @@ def _sampling_cases() -> Iterator[Case]:
     )
     banned = [_rules(Sampling(temperature=0.0, logit_bias=((1, 9.0),)), i, (1, 2, 400)) for i in range(4)]
     yield _sampling("banned ids", banned)
+    yield from _shaped_cases()
     words = tuple(int(word) for word in np.random.default_rng(5).integers(0, 1 << 32, 17))
     sparse = (0, 1 << 31, 0xFFFFFFFF, 0, 1 << 7, *[0] * 11, 1 << 4)  # the last word's bits pass the vocabulary
     for name, permitted in (("dense", words), ("sparse", sparse)):

@@ -19,8 +19,8 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tupl
     return a, b, c, d
 
 
-def uniform(seed: int, output_index: int) -> float:
-    """In [0, 1), 24 bits: the first word's upper 24 bits. Seed: 64 bits, low word first."""
+def uniform(seed: int, output_index: int, lane: int = 0) -> float:
+    """In [0, 1), 24 bits: the first word's upper 24 bits. Seed: 64 bits, low word first. Lanes are independent."""
     seed &= (1 << 64) - 1
-    word = philox4x32((output_index & _MASK, 0, 0, 0), (seed & _MASK, seed >> 32))[0]
+    word = philox4x32((output_index & _MASK, lane, 0, 0), (seed & _MASK, seed >> 32))[0]
     return (word >> 8) * 2.0**-24

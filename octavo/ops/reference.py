@@ -69,6 +69,9 @@ _ACTIVATIONS = {
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
 }
 
+# A temperature under this is greedy, as in flow/sampling_params.py.
+_GREEDY_BELOW = 1e-5
+
 
 class ReferenceOps:
     """Ops[Tensor, Tensor, Tensor]. One instance a step: it knows the step's spans, rows and cache."""
@@ -257,7 +260,7 @@ class ReferenceOps:
     # --- sampling ---
 
     def process_logits(self, logits: Tensor) -> Tensor:
-        """Order as in vLLM: permitted and allowed ids, bias, then repetition, frequency and presence penalties."""
+        """Order as in vLLM: permitted and allowed ids, bias, repetition, frequency and presence penalties; then DRY."""
         out = logits.clone()
         for row, rules in zip(out, self._rows, strict=True):
             sampling = rules.sampling
@@ -271,6 +274,8 @@ class ReferenceOps:
                 row[token] += bias
             row[list(rules.banned)] = -math.inf
             _penalize(row, rules)
+            if sampling.shaping.dry_multiplier > 0.0:
+                _discourage_repeats(row, rules)
         return out
 
     def sample(self, logits: Tensor, raw: Tensor) -> None:
@@ -285,29 +290,89 @@ class ReferenceOps:
 def draw(logits: Tensor, sampling: Sampling, output_index: int) -> int:
     """One token from one row [vocab]. Greedy ties go to the smaller id.
 
-    Filters in vLLM's order: temperature, min-p (arXiv:2407.01082), top-k, top-p (arXiv:1904.09751). The kept
-    probabilities are walked in vocabulary order until they exceed the uniform number of (seed, output_index).
+    In this order: top-n-sigma (arXiv:2411.07641), dynamic temperature, temperature, typical (arXiv:2202.00666), then in
+    vLLM's order min-p (arXiv:2407.01082), top-k, top-p (arXiv:1904.09751), and XTC. Each sees what the one before left.
+    The kept probabilities are walked in vocabulary order until they exceed the uniform number of (seed, output_index).
     """
     if sampling.temperature == 0.0:
         return int(torch.argmax(logits))
-    scaled = logits.double() / sampling.temperature
-    probabilities = torch.softmax(scaled, dim=-1)
-    keep = probabilities >= sampling.min_p * probabilities.max()
-    order = torch.sort(probabilities, descending=True, stable=True).indices
+    shaping = sampling.shaping
+    values = logits.double()
+    keep = values > -math.inf
+    if shaping.top_n_sigma > 0.0:
+        keep &= values >= values[keep].max() - shaping.top_n_sigma * values[keep].std(correction=0)
+    temperature = sampling.temperature
+    if shaping.dynatemp_range > 0.0:
+        temperature = _dynamic_temperature(values[keep], sampling)
+    if temperature < _GREEDY_BELOW:
+        return int(torch.argmax(logits))
+    probabilities = torch.softmax(torch.where(keep, values / temperature, -math.inf), dim=-1)
+    if shaping.typical_p < 1.0:
+        keep &= _typical(probabilities, shaping.typical_p)
+    keep &= probabilities >= sampling.min_p * probabilities[keep].max()
+    order = torch.sort(torch.where(keep, probabilities, -1.0), descending=True, stable=True).indices
     if sampling.top_k > 0:
-        ranked = torch.zeros_like(keep)
-        ranked[order[: sampling.top_k]] = True
-        keep &= ranked
+        keep &= _marked(order[: sampling.top_k], keep)
     if sampling.top_p < 1.0:
-        kept = torch.where(keep, probabilities, 0.0)
-        share = kept[order] / kept.sum()
-        before = share.cumsum(0) - share
-        nucleus = torch.zeros_like(keep)
-        nucleus[order[before < sampling.top_p]] = True
-        keep &= nucleus
+        share = torch.where(keep, probabilities, 0.0)[order]
+        share = share / share.sum()
+        keep &= _marked(order[share.cumsum(0) - share < sampling.top_p], keep)
+    if shaping.xtc_probability > uniform(sampling.seed, output_index, 1):
+        keep = _without_top(torch.where(keep, probabilities, 0.0), keep, shaping.xtc_threshold)
     kept = torch.where(keep, probabilities, 0.0)
     reached = kept.cumsum(0) > uniform(sampling.seed, output_index) * kept.sum()
     return int(torch.nonzero(reached & keep)[0])
+
+
+def _marked(indices: Tensor, like: Tensor) -> Tensor:
+    marks = torch.zeros_like(like)
+    marks[indices] = True
+    return marks
+
+
+def _dynamic_temperature(values: Tensor, sampling: Sampling) -> float:
+    """Between T - range and T + range, the higher the less the model is sure: by its entropy, as a part of the most."""
+    shaping = sampling.shaping
+    probabilities = torch.softmax(values, dim=-1)
+    most = math.log(len(values)) if len(values) > 1 else 1.0
+    part = float(torch.special.entr(probabilities).sum()) / most
+    low = max(0.0, sampling.temperature - shaping.dynatemp_range)
+    return low + (sampling.temperature + shaping.dynatemp_range - low) * part**shaping.dynatemp_exponent
+
+
+def _typical(probabilities: Tensor, share: float) -> Tensor:
+    """The tokens whose surprise is nearest to the expected one, until they have this share."""
+    expected = torch.special.entr(probabilities).sum()
+    order = torch.sort((-probabilities.log() - expected).abs(), stable=True).indices
+    ranked = probabilities[order]
+    return _marked(order[ranked.cumsum(0) - ranked < share], probabilities > 0)
+
+
+def _without_top(kept: Tensor, keep: Tensor, threshold: float) -> Tensor:
+    """Of the tokens above the threshold only the least likely stays (the one with the larger id, if two are)."""
+    above = keep & (kept >= threshold * kept.sum())
+    if not above.any():
+        return keep
+    least = torch.nonzero(above & (kept == kept[above].min()))[-1]
+    return (keep & ~above) | _marked(least, keep)
+
+
+def _discourage_repeats(row: Tensor, rules: RowRules) -> None:
+    """In place ("DRY"): a token that would continue a repetition of length n >= allowed_length of the text's end loses
+    multiplier * base ** (n - allowed_length). Repetitions do not reach over breakers."""
+    shaping = rules.sampling.shaping
+    text = [*rules.prompt, *rules.output]
+    text = text if shaping.dry_window < 0 else text[len(text) - min(len(text), shaping.dry_window) :]
+    reach = next((n for n, token in enumerate(reversed(text)) if token in shaping.dry_breakers), len(text))
+    longest: dict[int, int] = {}
+    for end in range(1, len(text)):
+        length = 0
+        while length < min(end, reach) and text[end - 1 - length] == text[-1 - length]:
+            length += 1
+        longest[text[end]] = max(longest.get(text[end], 0), length)
+    for token, length in longest.items():
+        if length >= max(shaping.dry_allowed_length, 1):
+            row[token] -= shaping.dry_multiplier * shaping.dry_base ** (length - shaping.dry_allowed_length)
 
 
 def _tensor(data: object) -> Tensor:

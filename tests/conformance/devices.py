@@ -1,5 +1,6 @@
 """The backends of this machine as conformance devices: the reference, and the native library of every usable ISA."""
 
+from dataclasses import fields
 from functools import cache
 
 import numpy as np
@@ -158,9 +159,14 @@ def fill_record(record: np.void, rules: RowRules) -> tuple[np.ndarray, ...]:
     record["allowed_ids"], record["allowed_count"] = allowed.ctypes.data, len(allowed)
     record["prompt_len"], record["history_len"] = len(rules.prompt), len(history)
     record["history"] = history.ctypes.data
+    shaping = sampling.shaping
+    for name in (field.name for field in fields(shaping) if field.name != "dry_breakers"):
+        record[name] = getattr(shaping, name)
+    breakers = np.array(sorted(shaping.dry_breakers), np.int32)
+    record["dry_breakers"], record["dry_breaker_count"] = breakers.ctypes.data, len(breakers)
     permitted = np.array(rules.permitted, np.uint32)
     record["permitted"] = permitted.ctypes.data if len(permitted) else 0
-    return ids, values, allowed, history, permitted
+    return ids, values, allowed, history, permitted, breakers
 
 
 def top_count(scene: Scene) -> int:

@@ -164,3 +164,34 @@ def test_defaults_from_a_generation_config():
     assert defaults_from(config) == {"temperature": 0.6, "top_k": 0, "max_tokens": 99}
     assert defaults_from({"do_sample": False}) == {"temperature": 0.0}
     assert [end_ids(value) for value in (None, 3, [1, 2], True)] == [(), (3,), (1, 2), ()]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("typical_p", 0.0),
+        ("typical_p", 1.5),
+        ("top_n_sigma", -2),
+        ("xtc_probability", 1.5),
+        ("xtc_threshold", -0.1),
+        ("dynatemp_range", float("nan")),
+        ("dynatemp_exponent", 0),
+        ("dry_multiplier", -1),
+        ("dry_base", 0.5),
+        ("dry_allowed_length", -1),
+        ("dry_penalty_last_n", -2),
+        ("dry_sequence_breakers", "x"),
+        ("dry_sequence_breakers", [""]),
+        ("dry_sequence_breakers", ["x"] * 100),
+    ],
+)
+def test_samplers_that_few_ask_for_have_their_ranges(name, value):
+    with pytest.raises(InvalidRequestError, match=name) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
+
+
+def test_greedy_switches_every_filter_off():
+    params = SamplingParams(temperature=0, typical_p=0.5, top_n_sigma=1, xtc_probability=0.5, dynatemp_range=1)
+    assert (params.typical_p, params.top_n_sigma, params.xtc_probability, params.dynatemp_range) == (1.0, 0.0, 0.0, 0.0)
+    assert SamplingParams(top_n_sigma=-1).top_n_sigma == 0.0

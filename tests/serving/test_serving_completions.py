@@ -178,3 +178,26 @@ def test_logprobs_without_a_limit() -> None:
         answer = post(unlimited, logprobs=30)
         assert answer.status_code == 200
         assert post(unlimited, logprobs=10**6).status_code == 400
+
+
+def test_every_sampler_can_be_asked_for(server: RunningServer) -> None:
+    wanted = {
+        "typical_p": 0.5,
+        "top_n_sigma": 1.0,
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.2,
+        "dynatemp_range": 0.5,
+        "dynatemp_exponent": 2.0,
+        "dry_multiplier": 0.8,
+        "dry_base": 2.0,
+        "dry_allowed_length": 3,
+        "dry_penalty_last_n": 64,
+        "dry_sequence_breakers": ["."],
+    }
+    answer = HTTP.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 3, **wanted})
+    assert answer.status_code == 200
+    assert "warnings" not in answer.json()
+    for name in wanted:
+        refused = HTTP.post(server.url + "/v1/completions", json={"prompt": "a", name: -5})
+        assert refused.status_code == 400
+        assert name in refused.json()["error"]["message"]

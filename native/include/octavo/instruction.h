@@ -158,6 +158,19 @@ typedef struct {
   int32_t reserved;
   const int32_t* history;
   const uint32_t* permitted; /* null: all; else a bit a token from bit 0 of word 0, [(vocab + 31) / 32] */
+  float typical_p;        /* 0 or 1: off */
+  float top_n_sigma;      /* 0: off */
+  float xtc_probability;  /* 0: off */
+  float xtc_threshold;
+  float dynatemp_range;   /* 0: off */
+  float dynatemp_exponent;
+  float dry_multiplier;   /* 0: off */
+  float dry_base;
+  int32_t dry_allowed_length;
+  int32_t dry_window;     /* tokens looked at, the last ones; negative: all */
+  const int32_t* dry_breakers; /* sorted; no repeat reaches over them */
+  int32_t dry_breaker_count;
+  int32_t reserved_too;
 } OctavoSampling;
 
 /* One step. A sequence s owns the tokens query_starts[s] .. query_starts[s + 1], which stand at consecutive positions

@@ -137,6 +137,19 @@ class OctavoSampling(ctypes.Structure):
         ("reserved", ctypes.c_int32),
         ("history", ctypes.c_uint64),
         ("permitted", ctypes.c_uint64),
+        ("typical_p", ctypes.c_float),
+        ("top_n_sigma", ctypes.c_float),
+        ("xtc_probability", ctypes.c_float),
+        ("xtc_threshold", ctypes.c_float),
+        ("dynatemp_range", ctypes.c_float),
+        ("dynatemp_exponent", ctypes.c_float),
+        ("dry_multiplier", ctypes.c_float),
+        ("dry_base", ctypes.c_float),
+        ("dry_allowed_length", ctypes.c_int32),
+        ("dry_window", ctypes.c_int32),
+        ("dry_breakers", ctypes.c_uint64),
+        ("dry_breaker_count", ctypes.c_int32),
+        ("reserved_too", ctypes.c_int32),
     )
 
 

@@ -41,6 +41,8 @@ _SAMPLING_FIELDS = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "ignore_eos"),
     *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"),
     *("allowed_token_ids", "logit_bias", "bad_words", "prompt_logprobs"),
+    *("typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent"),
+    *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
 )
 
 
@@ -169,7 +171,7 @@ async def open_job(
     size = sum(len(prompt) for prompt, _ in prompts)
     if params.structured_outputs is not None or reading.grammar is not None:
         prepared = await until_disconnect(request.receive, state.compile(prepare))
-    elif size > LONG_TEXT:
+    elif size > LONG_TEXT or params.dry_multiplier:  # the vocabulary may have to be looked through
         prepared = await until_disconnect(request.receive, asyncio.to_thread(prepare))
     else:
         prepared = prepare()

@@ -7,7 +7,15 @@ from octavo.flow.sampling_params import LARGEST_BIAS, SamplingParams
 from octavo.serving.openai.schema import ChatRequest, GenerationFields
 from octavo.serving.state import ServerState
 
-_FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+_FILTERS = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "top_n_sigma": 0.0,
+    "xtc_probability": 0.0,
+    "dynatemp_range": 0.0,
+}
 _PLAIN_TIERS = (None, "auto", "default")
 
 

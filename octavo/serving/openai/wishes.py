@@ -22,6 +22,7 @@ _NOT_WITH_BEAMS: dict[str, object] = {
     "logit_bias": None,
     "allowed_token_ids": None,
     "bad_words": None,
+    "dry_multiplier": 0.0,
 }
 
 
