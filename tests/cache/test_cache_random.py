@@ -12,8 +12,9 @@ from tests.fakes import FULL, chunked, state, visible, window
 SIZE = 2
 LAYOUTS = [
     *[(FULL,), (window(3),), (FULL, window(5)), (FULL, FULL), (FULL, window(1), window(4)), (FULL, chunked(6))],
-    *[(FULL, state()), (state(2),), (chunked(4), window(3), state(2)), (window(5), state(3))],
+    *[(FULL, state()), (chunked(4), window(3), state(2))],
 ]
+HYBRIDS = [(FULL, state()), (state(2),), (chunked(4), window(3), state(2)), (window(5), state(3))]
 tokens_of = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
 
@@ -39,6 +40,9 @@ class CacheMachine(RuleBasedStateMachine):
         interval=st.integers(1, 3),
     )
     def start(self, layout, blocks, caching, eviction, budget, interval):
+        self.set_up(layout, blocks, caching, eviction, budget, interval)
+
+    def set_up(self, layout, blocks, caching, eviction, budget, interval):
         self.groups = [group for group in layout if not group.is_state]
         self.pages = sum(group.pages for group in layout if group.is_state)
         blocks = max(blocks, len(self.groups) + self.pages)
@@ -76,7 +80,13 @@ class CacheMachine(RuleBasedStateMachine):
         self.take(sequence, match, count)
         return sequence
 
-    @rule(target=sequences, donor=sequences, share=st.integers(1, 14), tokens=tokens_of, chunk=st.integers(1, 6))
+    @rule(
+        target=sequences,
+        donor=sequences,
+        share=st.one_of(st.integers(1, 14), st.just(99)),
+        tokens=tokens_of,
+        chunk=st.integers(1, 6),
+    )
     def fork(self, donor, share, tokens, chunk):
         share = min(share, donor.computed)
         sequence = Sequence(self.cache.open(donor.held.scope), donor.tokens[:share] + tokens)
@@ -236,3 +246,15 @@ class CacheMachine(RuleBasedStateMachine):
 
 CacheMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None, derandomize=True)
 TestCacheMachine = CacheMachine.TestCase
+
+
+class StateMachine(CacheMachine):
+    """The same with recurrent states, and with room for them."""
+
+    @initialize(layout=st.sampled_from(HYBRIDS), blocks=st.integers(10, 30), interval=st.integers(1, 3))
+    def start(self, layout, blocks, interval):
+        self.set_up(layout, blocks, True, "priority-frequency", 0.3, interval)
+
+
+StateMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None, derandomize=True)
+TestStateMachine = StateMachine.TestCase
