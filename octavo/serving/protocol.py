@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.serving.errors import CLIENT_GONE, refusal_body
-from octavo.serving.record import record_in
+from octavo.serving.record import begin_record, record_in
 
 MAX_HEAD = 64 * 1024  # bytes of a request line and its header fields
 _LEAST_RATE = 1024  # bytes a second of a body that is being sent
@@ -107,6 +107,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(431, f"the head of a request may take {MAX_HEAD} bytes")
             return
         super().on_headers_complete()
+        begin_record(cast("dict[str, Any]", self.scope))
 
     def on_body(self, body: bytes) -> None:
         """A part of a body."""
@@ -174,27 +175,27 @@ class BoundedProtocol(HttpToolsProtocol):
         return False
 
     def _time_body_out(self, timeout: float) -> None:
-        if self.cycle.response_started:
-            self.transport.close()
-            return
-        record_in(self.cycle.scope).outcome = 408
-        self._answer(408, f"less than {_LEAST_RATE} bytes a second of the body have come in {timeout:g} seconds")
+        self._refuse(408, f"less than {_LEAST_RATE} bytes a second of the body have come in {timeout:g} seconds")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer what never became a request."""
-        self._limits.on_refusal(self.client, status)
-        self._answer(status, message)
-
-    def _answer(self, status: int, message: str) -> None:
+        """Answer what is no request, or cannot become a whole one; and take nothing more from this connection."""
         self._deaf = True
+        if not self._answering():
+            self._limits.on_refusal(self.client, status)
+        elif self._in_body and not self.cycle.response_started:
+            # Its own record tells it. Whoever works on the request sees the client as gone.
+            record_in(self.cycle.scope).outcome = status
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        else:
+            # What came after a request that is being answered; that one gets its answer.
+            self.cycle.keep_alive = False
+            return
         body = refusal_body(status, message)
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
-        if self._answering() and self.cycle.response_started:
-            self.transport.close()
-            return
         self.transport.write(head.encode() + body)
         self._hang_up()
 
@@ -204,7 +205,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.transport.can_write_eof() or len(self.connections) > 2 * self._limits.connections:
             self.transport.close()
             return
-        self.transport.write_eof()
+        try:
+            self.transport.write_eof()
+        except OSError:  # the client is gone already
+            self.transport.abort()
+            return
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.loop.call_later(_LINGER, self.transport.abort)

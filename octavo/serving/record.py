@@ -3,12 +3,11 @@
 import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.requests import Request
-from starlette.types import Scope
 
 from octavo.serving.keys import Owner
 
@@ -60,10 +59,11 @@ class RequestRecord:
         self.answer_id, self.usage, self.streamed = answer_id, usage, streamed
 
 
-def begin_record(scope: Scope) -> RequestRecord:
-    """The record of a request that has just come in."""
-    record = scope[_KEY] = RequestRecord(_adopted(scope["headers"]) or uuid.uuid4().hex)
-    return record
+def begin_record(scope: MutableMapping[str, Any]) -> RequestRecord:
+    """The record of a request that has just come in; the same when it is asked for again."""
+    if _KEY not in scope:
+        scope[_KEY] = RequestRecord(_adopted(scope["headers"]) or uuid.uuid4().hex)
+    return record_in(scope)
 
 
 def route_path(scope: Mapping[str, Any]) -> str:

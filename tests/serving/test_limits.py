@@ -163,6 +163,24 @@ def test_pipelined_requests_are_not_taken() -> None:
         assert endless.steps < 300
 
 
+def test_nonsense_after_a_request_does_not_take_its_answer_away(server: RunningServer) -> None:
+    for nonsense in (b"\x00\x01nonsense\r\n\r\n", b"GET / HTTP/1.1\r\na: " + b"x" * (70 << 10), b"GET / HTTP/1.1\r\n"):
+        answer = exchange(server, request_bytes(stream=True) + nonsense)
+        assert answer.count(b"HTTP/1.1") == 1
+        assert status_of(answer) == 200
+        assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+
+
+def test_a_body_that_breaks_off_in_nonsense_is_400(server: RunningServer) -> None:
+    chunked = (
+        b"POST %b HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n" % CHAT.encode()
+    )
+    answer = exchange(server, chunked + b'5\r\n{"pro\r\nnonsense\r\n')
+    assert answer.count(b"HTTP/1.1") == 1
+    assert status_of(answer) == 400
+    assert "not a valid HTTP request" in error_of(answer)["message"]
+
+
 def test_a_reader_that_never_reads_is_cut_off() -> None:
     client = ScriptedClient(lambda _r, _i: [120] * 500, tokens_per_step=4, step_seconds=0.03)
     with run_server(client, config_of(client_timeout=0.2)) as server:
