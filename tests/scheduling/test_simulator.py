@@ -1,5 +1,6 @@
 """The simulator of benchmarks/simulate: a hundred requests whose answers can be worked out by hand."""
 
+import re
 from itertools import islice, pairwise
 from random import Random
 from statistics import mean, pstdev
@@ -8,8 +9,10 @@ import pytest
 
 from benchmarks.simulate.contiguous import Arena, reservations, serve
 from benchmarks.simulate.costs import StepCosts
+from benchmarks.simulate.findings import Chart, Finding, Table
 from benchmarks.simulate.machine import Machine
 from benchmarks.simulate.measures import Histogram, jain
+from benchmarks.simulate.page import render
 from benchmarks.simulate.workload import (
     CHAT_ANSWER,
     CHAT_PROMPT,
@@ -162,3 +165,15 @@ def test_histogram_and_jain():
     assert histogram.percentile(0.95) == pytest.approx(100.0, rel=0.005)
     assert jain([1.0, 1.0, 1.0]) == pytest.approx(1.0)
     assert jain([1.0, 0.0, 0.0]) == pytest.approx(1 / 3)
+
+
+def test_the_page_needs_nothing_else_and_keeps_pictures_apart():
+    svg = '<svg><defs><path id="a"/></defs><use xlink:href="#a"/><g clip-path="url(#a)"/></svg>'
+    charts = [Chart(name, "", "", "", []) for name in ("one", "two")]
+    table = Table("t", ("", "<share>"), [["a & b", "1 %"]])
+    page = render([Finding("f", "Title", "words", [table], charts)], {"one": svg, "two": svg}, "lead")
+    assert re.findall(r'id="([^"]*)"', page) == ["f", "one-a", "two-a"]
+    assert page.count('"#one-a"') == page.count("url(#two-a)") == 1
+    assert "&lt;share&gt;" in page
+    assert "a &amp; b" in page
+    assert not re.search(r"<script|<link|src=|https?://", page)
