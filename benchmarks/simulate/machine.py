@@ -50,8 +50,8 @@ class Tally:
     allocated: int = 0  # token slots of blocks that someone holds, summed over the looks
     unfilled: int = 0  # of these, how many hold no token
     served: dict[str, float] = field(default_factory=dict)  # units of service by tenant, if accounts are kept
-    host: float = 0.0  # real seconds of plan and commit
-    host_add: float = 0.0  # real seconds of taking requests on
+    host: float = 0.0  # real seconds (of this thread) of plan and commit
+    host_add: float = 0.0  # real seconds (of this thread) of taking requests on
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Machine:
 
     def submit(self, plan: StepPlan) -> _Done:
         """Let the time pass that the plan takes."""
-        began = time.perf_counter()
+        began = time.thread_time()
         rows, tally, scripts = plan.rows, self.tally, self._scripts
         returned = self._seat(plan)
         drawn = [scripts[row.slot][row.output_index] for row in rows if row.samples]
@@ -125,12 +125,12 @@ class Machine:
         if self._accounts:
             self._charge(plan)
         result = StepResult(plan.step, tuple(drawn), seconds=seconds)
-        self._device_seconds += time.perf_counter() - began
+        self._device_seconds += time.thread_time() - began
         return _Done(result)
 
     def run(self, source: Source, until: float = float("inf"), stop: Callable[[], bool] | None = None) -> Tally:
         """Play a load to its end, or until the clock or `stop` (asked after each step) says so."""
-        loop, tally, clock = self.loop, self.tally, time.perf_counter
+        loop, tally, clock = self.loop, self.tally, time.thread_time
         while True:
             due = source.due()
             if not loop.has_work:
