@@ -33,7 +33,7 @@ _MOST_REASON = 400  # characters of the library's message that are told
 class GrammarLimits:
     """What one grammar may cost. Fuel and items are llguidance's units: some 50 and 20 thousand a millisecond."""
 
-    characters: int = 256 * 1024
+    characters: int = 128 * 1024
     grammar_size: int = 200_000  # symbols
     lexer_fuel: int = 500_000  # of all lexemes
     step_fuel: int = 100_000  # of one mask
@@ -57,19 +57,21 @@ class Grammar:
         listed += [{"name": name, "json_schema": schema} for name, schema in self.parts]
         return json.dumps({"grammars": listed}, ensure_ascii=False)
 
+    def renamed(self, name: str) -> "Grammar":
+        """The same, its rule `start` by another name: a part of a larger grammar."""
+        return Grammar(_START.sub(f"{name}:", self.lark, count=1), self.parts)
+
     def or_else(self, other: "Grammar") -> "Grammar":
         """This or the other; names of parts must differ, and both have one line a rule."""
-        mine = _START.sub("first:", self.lark, count=1)
-        return Grammar(
-            f"start: first | second\n{mine}\n{_START.sub('second:', other.lark, count=1)}", self.parts + other.parts
-        )
+        lark = f"start: first | second\n{self.renamed('first').lark}\n{other.renamed('second').lark}"
+        return Grammar(lark, self.parts + other.parts)
 
     def after(self, lark: str) -> "Grammar":
         """What `lark` says in its rule `before` (it must have no rule `start`), and then this.
 
         Rules of both stand side by side, so names must differ.
         """
-        return Grammar(f"start: before answer\n{lark}\n{_START.sub('answer:', self.lark, count=1)}", self.parts)
+        return Grammar(f"start: before answer\n{lark}\n{self.renamed('answer').lark}", self.parts)
 
 
 class Matcher(Protocol):
@@ -244,7 +246,11 @@ class _LibraryMatcher:
         if self.error:
             return
         began = time.perf_counter()
-        self._matcher.unsafe_compute_mask_ptr(words, self._bytes)
+        try:
+            self._matcher.unsafe_compute_mask_ptr(words, self._bytes)
+        except Exception as error:  # of the library's own; it must not end the step of others
+            self._fail(str(error))
+            return
         if self._matcher.is_error():
             self._fail(self._matcher.get_error())
         elif time.perf_counter() - began > self._longest:

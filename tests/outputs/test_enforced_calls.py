@@ -11,7 +11,7 @@ from octavo.flow.result import SequenceOutput
 from octavo.flow.structured_outputs import StructuredOutputsParams
 from octavo.inputs.structured import grammar_of
 from octavo.outputs.answer.choose import choose_formats
-from octavo.outputs.answer.enforce import calls_grammar, enforced, free_text, reasoning_rules
+from octavo.outputs.answer.enforce import calls_grammar, can_guard, enforced, free_text, guarded_calls, reasoning_rules
 from octavo.outputs.answer.formats import FORMATS, PLAIN_LIST
 from octavo.outputs.answer.parser import AnswerShape, read_answer
 from octavo.outputs.answer.reasoning import REASONING
@@ -132,6 +132,30 @@ def test_reasoning_comes_first_and_the_form_after(name: str, opened: bool, good:
     assert not passes(grammar, bad)
     told = read_answer(good, AnswerShape(REASONING[name], opened))
     assert "".join(event.text for event in told if event.kind == "content") == "7"
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        (
+            "hermes",
+            'So: <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call> and <tool_call>\n'
+            '{"name": "sub", "arguments": {"a": 2}}\n</tool_call> done',
+            '<tool_call>\n{"name": "add", "arguments": {"b": 1}}\n</tool_call>',
+        ),
+        ("hermes", "no call, <tool_c only", "a <tool_call> that is none"),
+        ("mistral", 'So: [TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]', "[TOOL_CALLS]add[ARGS]{}"),
+        ("granite", "words", '<|tool_call|>[{"name": "mul", "arguments": {"a": 1}}]'),
+    ],
+)
+def test_strict_tools_are_called_right_when_the_model_chooses_to(name: str, good: str, bad: str) -> None:
+    form = FORMATS[name]
+    assert can_guard(form)
+    grammar = guarded_calls(form, TOOLS, form.markers, TOKENIZER).text
+    assert passes(grammar, good)
+    assert not passes(grammar, bad)
+    assert not can_guard(FORMATS["pythonic"])
+    assert not can_guard(FORMATS["llama3_json"])
 
 
 @pytest.mark.parametrize(

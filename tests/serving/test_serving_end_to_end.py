@@ -1,5 +1,6 @@
 """The real thing: `octavo serve` as a command, the demo model, the engine in its process, the official client."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import openai
 import psutil
@@ -115,6 +117,33 @@ def test_answers_in_a_form_are_parsed_by_the_client(client: openai.OpenAI) -> No
     )
     assert plain.choices[0].text.isdigit()
     assert plain.choices[0].finish_reason == "stop"
+
+
+DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
+ADD = {
+    "type": "object",
+    "properties": {"a": DIGIT, "b": DIGIT},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+def test_a_required_tool_is_called_with_arguments_that_fit(client: openai.OpenAI) -> None:
+    tools: list[Any] = [{"type": "function", "function": {"name": "add", "parameters": ADD}}]
+    options: dict[str, Any] = {"model": "smol", "messages": QUESTION, "tools": tools, "temperature": 0}
+    options |= {"max_tokens": 80, "parallel_tool_calls": False}
+    choice = client.chat.completions.create(**options, tool_choice="required").choices[0]
+    assert choice.finish_reason == "tool_calls"
+    (call, *_) = choice.message.tool_calls or ()
+    assert call.type == "function"
+    assert call.function.name == "add"
+    assert set(json.loads(call.function.arguments)) == {"a", "b"}
+    with client.chat.completions.stream(**options, tool_choice="required") as stream:
+        assert stream.get_final_completion().choices[0].message.tool_calls[0].function.arguments == (  # type: ignore[index]
+            call.function.arguments
+        )
+    with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
+        client.chat.completions.create(**options)
 
 
 HOSTILE_FORMS: list[dict[str, object]] = [

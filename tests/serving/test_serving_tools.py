@@ -232,6 +232,11 @@ NAMED: dict[str, Any] = {"type": "function", "function": {"name": "add"}}
             "<think>a</think>x",
         ),
         ({"tools": None, "structured_outputs": {"choice": ["yes"]}}, "yes", "no"),
+        (
+            {"tools": [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]},
+            '<think>Hm.</think>Well, <tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>',
+            '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
+        ),
         ({"response_format": {"type": "json_object"}}, '{"a": 1}', "four"),
         (
             {"response_format": {"type": "json_object"}},

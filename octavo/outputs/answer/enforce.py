@@ -1,6 +1,7 @@
 """Grammars that make a model call tools, in the format it knows, and let it reason before what it is held to."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from octavo.errors import UnsupportedError
 from octavo.outputs.answer.formats import PLAIN_LIST, Frame, ToolFormat
@@ -44,6 +45,40 @@ def calls_grammar(form: ToolFormat, tools: Sequence[tuple[str, object]], many: b
         f"call: {literal(frame.before)} ({' | '.join(bodies)}) {literal(frame.after)}",
     ]
     return Grammar("\n".join(lines), parts)
+
+
+def can_guard(form: ToolFormat | None) -> bool:
+    """Whether calls that the model chooses to make can be held to their schemas: a marker must announce them."""
+    return form is not None and form.frame is not None and bool(_announced(form.frame, form))
+
+
+def guarded_calls(
+    form: ToolFormat, tools: Sequence[tuple[str, object]], markers: Sequence[str], tokenizer: Tokenizer
+) -> Grammar:
+    """Anything; but once a call is announced, one of these tools is called as its schema says.
+
+    Args:
+        form: one that `can_guard`.
+        markers: others that may stand in the text.
+    """
+    assert form.frame is not None
+    literal, trigger = _literal_of(tokenizer), _announced(form.frame, form)
+    frame = replace(
+        form.frame,
+        opening=form.frame.opening.removeprefix(trigger),
+        before=form.frame.before.removeprefix(trigger),
+    )
+    grammar = calls_grammar(replace(form, frame=frame), tools, bool(frame.opening), tokenizer).renamed("announced")
+    mark = literal(trigger)
+    free = free_text([marker for marker in markers if marker != trigger], tokenizer).renamed("text")
+    lead = f"lead: text {mark}" if mark.startswith("<[") else f"lead[lazy]: {_ANYTHING} {mark}"
+    return Grammar("\n".join(["start: (lead announced)* text", lead, free.lark, grammar.lark]), grammar.parts)
+
+
+def _announced(frame: Frame, form: ToolFormat) -> str:
+    """The marker that calls in this frame begin with; empty where there is none."""
+    first = frame.opening or frame.before
+    return next((marker for marker in form.markers if first.startswith(marker)), "")
 
 
 def reasoning_rules(

@@ -19,6 +19,11 @@ class ReasoningFormat:
     open: bool = False
     whole: bool = False
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All spellings of both marks."""
+        return (*self.begin, *self.end)
+
     def opened_by(self, prompt: str) -> bool:
         """Whether an answer to this prompt begins inside of it."""
         tail = prompt.rstrip()

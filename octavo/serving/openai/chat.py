@@ -35,9 +35,10 @@ from octavo.serving.openai.generation import (
     read_generation,
     sampling_params,
 )
+from octavo.serving.openai.held import HeldAnswer
 from octavo.serving.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from octavo.serving.openai.schema import BodyReader, ChatRequest, refuse_modalities
-from octavo.serving.openai.tools import grammar_for, read_tool_use, shape_of
+from octavo.serving.openai.tools import read_tool_use, shape_of
 from octavo.serving.state import ServerState, state_of
 from octavo.serving.stream import EventStream, event, until_disconnect
 
@@ -53,7 +54,7 @@ async def create_chat_completion(request: Request) -> Response:
     use, told = read_tool_use(body, state)
     text = await render(request, state, body)
     shape = shape_of(body, state, use, text)
-    grammar = grammar_for(state, use, shape, form, body.thinking_token_budget)
+    grammar = HeldAnswer(state, use, shape, form, body.thinking_token_budget).grammar()
     params = _params(body, state, form if grammar is None else None)
     # The template writes the special tokens that the model expects.
     options = {"add_special_tokens": bool(body.add_special_tokens)}

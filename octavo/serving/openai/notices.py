@@ -1,7 +1,6 @@
 """Which known fields of a body have no effect, or another than they say: what the answer's `warnings` tell of them."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from octavo.flow.sampling_params import LARGEST_BIAS, SamplingParams
 from octavo.serving.openai.schema import ChatRequest, GenerationFields
@@ -40,8 +39,6 @@ def notices(body: GenerationFields, params: SamplingParams, state: ServerState) 
 def _chat_notices(body: ChatRequest, state: ServerState) -> Iterator[str]:
     limits = (body.max_tokens, body.max_completion_tokens)
     reasons = state.formats.reasoning is not None
-    functions: list[dict[str, Any]] = [tool.get("function") or {} for tool in body.tools or ()]
-    strict = any(function.get("strict") for function in functions)
     found = (
         (None not in limits and limits[0] != limits[1], "max_tokens has no effect: max_completion_tokens wins"),
         (body.metadata, "metadata is not kept"),
@@ -57,10 +54,6 @@ def _chat_notices(body: ChatRequest, state: ServerState) -> Iterator[str]:
         (
             body.reasoning_effort is not None and not state.formats.shows_effort,
             "reasoning_effort has no effect: the model's chat template does not read it",
-        ),
-        (
-            strict and body.tool_choice in (None, "auto"),
-            "tools: strict has an effect only where a call is required; the model may write other arguments",
         ),
     )
     yield from (text for condition, text in found if condition)

@@ -2,19 +2,16 @@
 
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from octavo.errors import InvalidRequestError, UnsupportedError
-from octavo.flow.structured_outputs import StructuredOutputsParams
-from octavo.inputs.structured import grammar_of, prepared_schema
-from octavo.outputs.answer.enforce import calls_grammar, enforced, free_text, reasoning_rules
+from octavo.outputs.answer.enforce import can_guard, enforced
 from octavo.outputs.answer.formats import ToolFormat
 from octavo.outputs.answer.parser import AnswerShape
 from octavo.serving.openai.schema import ChatRequest
 from octavo.serving.state import ServerState
-from octavo.text.grammar import Grammar
 
 _NAME = re.compile(r"[a-zA-Z0-9_.\-]{1,128}")
 _MOST_TOOLS = 512
@@ -24,17 +21,22 @@ _MOST_TOOLS = 512
 class ToolUse:
     """Tools that a request offers: parameters by name, and which may or must be called.
 
-    `choice`: "none", "auto", "required", or "named" with one tool in `tools`.
+    `choice`: "none", "auto", "required", or "named" with one tool in `tools`. `strict`: to be called right.
     """
 
     tools: Mapping[str, Any] = field(default_factory=dict[str, Any])
     choice: str = "none"
     parallel: bool = True
+    strict: frozenset[str] = frozenset()
 
     @property
     def must(self) -> bool:
         """A tool has to be called."""
         return self.choice in ("required", "named")
+
+    def guards(self, form: ToolFormat | None) -> bool:
+        """Calls that the model chooses to make have to be right, and can be made to be."""
+        return self.choice == "auto" and bool(self.strict) and can_guard(form)
 
 
 def read_tool_use(body: ChatRequest, state: ServerState) -> tuple[ToolUse, list[str]]:
@@ -58,7 +60,11 @@ def read_tool_use(body: ChatRequest, state: ServerState) -> tuple[ToolUse, list[
         _check_auto(state)
     if tools and choice != "none" and not formats.shows_tools:
         warnings.append("the model's chat template does not show it the tools: --chat-template")
-    return ToolUse(tools, choice, body.parallel_tool_calls is not False and named is None), warnings
+    strict = frozenset(name for name, function in _functions(body) if function.get("strict"))
+    use = ToolUse(tools, choice, body.parallel_tool_calls is not False and named is None, strict)
+    if strict and choice == "auto" and not use.guards(formats.tools):
+        warnings.append("tools: strict has no effect on calls in this model's format, unless a call is required")
+    return use, warnings
 
 
 def shape_of(body: ChatRequest, state: ServerState, use: ToolUse, prompt: str) -> AnswerShape:
@@ -73,64 +79,15 @@ def shape_of(body: ChatRequest, state: ServerState, use: ToolUse, prompt: str) -
     return AnswerShape(reasoning, opened, form, use.tools, None if use.parallel else 1)
 
 
-def grammar_for(
-    state: ServerState, use: ToolUse, shape: AnswerShape, form: StructuredOutputsParams | None, budget: int | None
-) -> Callable[[], Grammar] | None:
-    """What the answer is held to beyond or instead of its form; None: nothing.
-
-    Args:
-        budget: most tokens of reasoning.
-
-    Raises:
-        InvalidRequestError: it should have a form and call tools as well.
-    """
-    if use.must and form is not None:
-        raise InvalidRequestError(
-            "tool_choice: a call is required, so the answer cannot have another form; use tool_choice 'auto'",
-            "tool_choice",
-        )
-    _check_budget(budget, shape)
-    plain = form is None or (shape.reasoning is None and shape.tools is None)
-    if not use.must and plain and budget is None:
-        return None
-    tokenizer, longest = state.tokenizer, state.inputs.limits.max_model_len
-
-    def calls() -> Grammar:
-        written = enforced(state.formats.tools)
-        tools = [
-            (name, prepared_schema(_as_object(schema), None, longest, f"tools.{name}"))
-            for name, schema in use.tools.items()
-        ]
-        return calls_grammar(written, tools, use.parallel, tokenizer)
-
-    def build() -> Grammar:
-        if use.must:
-            grammar = calls()
-        elif form is None:
-            grammar = free_text(shape.markers, tokenizer)
-        else:
-            grammar = grammar_of(form, longest)
-            if shape.tools is not None and shape.tools.frame is not None:
-                grammar = grammar.or_else(calls())
-        if shape.reasoning is None:
-            return grammar
-        rules = reasoning_rules(shape.reasoning, shape.opened, tokenizer, to_user=not use.must, budget=budget)
-        return grammar.after(rules)
-
-    return build
-
-
-def _check_budget(budget: int | None, shape: AnswerShape) -> None:
-    if budget is not None and budget < 0:
-        raise InvalidRequestError(f"thinking_token_budget must be 0 or more, got {budget}", "thinking_token_budget")
-    if budget is not None and shape.reasoning is None:
-        raise UnsupportedError("thinking_token_budget: this model's reasoning is not told apart (--reasoning-parser)")
-
-
 def call_id(form: ToolFormat | None) -> str:
     """A new call's name. Mistral's templates take only those of nine letters and digits."""
     number = uuid.uuid4().hex
     return number[:9] if form is not None and form.name == "mistral" else f"chatcmpl-tool-{number}"
+
+
+def _functions(body: ChatRequest) -> list[tuple[str, Mapping[str, Any]]]:
+    """Names and descriptions of the tools, which are known to be right."""
+    return [(tool["function"]["name"], tool["function"]) for tool in body.tools or ()]
 
 
 def _tools(listed: list[dict[str, Any]]) -> dict[str, Any]:
@@ -188,9 +145,3 @@ def _check_auto(state: ServerState) -> None:
             f"tools: how this model writes calls is not known ({state.formats.tools_reason}): start the server with "
             f"--tool-call-parser, or {instead}"
         )
-
-
-def _as_object(schema: Any) -> dict[str, Any]:
-    """Arguments are an object, whatever a schema leaves unsaid."""
-    given: dict[str, Any] = dict(schema or {})
-    return given if "type" in given or "$ref" in given else {"type": "object", **given}
