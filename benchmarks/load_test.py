@@ -38,7 +38,9 @@ def against_scripted(given: argparse.Namespace) -> Findings:
 
 def against_model(given: argparse.Namespace) -> Findings:
     """`octavo serve`."""
-    words = ["--port", "0", "--max-model-len", "2048", "--disable-access-log", "--max-num-seqs", "64"]
+    # A small cache is soon full: a large one takes memory for as long as new blocks are written.
+    words = ["--port", "0", "--max-model-len", "2048", "--max-num-seqs", "64", "--kv-cache-memory-bytes", "96MiB"]
+    words += ["--disable-access-log", "--disable-log-stats"]
     command = [sys.executable, "-m", "octavo", "serve", *([given.model] if given.model else []), *words]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None

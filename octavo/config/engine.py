@@ -199,6 +199,11 @@ class ServingConfig:
     )
     strict_requests: bool = option(False, "answer 400 where a field of a request would have no effect")
     enable_prompt_tokens_details: bool = option(True, "report cached tokens in usage")
+    enable_force_include_usage: bool = option(False, "every stream ends with its usage")
+    return_tokens_as_token_ids: bool = option(False, "log-probabilities name tokens as token_id:N")
+    default_chat_template_kwargs: str | None = option(
+        None, "variables of the chat template where a request sets none", metavar="JSON"
+    )
     allowed_media_domains: tuple[str, ...] = option(
         (), "domains that prompts may name media of; *.domain takes subdomains (default: none)", metavar="DOMAIN"
     )

@@ -22,6 +22,7 @@ from octavo.engine.supervisor import EngineSupervisor
 from octavo.serving.access import AccessLog
 from octavo.serving.app import build_app
 from octavo.serving.edge import Edge
+from octavo.serving.openai.server_defaults import template_variables
 from octavo.serving.protocol import BoundedProtocol, ConnectionLimits
 from octavo.serving.server import Stop
 from octavo.serving.state import ServerState
@@ -67,6 +68,7 @@ async def assemble(
         dev_mode=read_environment().dev_mode,
         policy=config.scheduling.scheduling_policy,
         settings=shown(config),
+        template_variables=template_variables(config.serving),
     )
     return state, store
 

@@ -48,6 +48,7 @@ class ServerState:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     dev_mode: bool = False
     policy: str = "fcfs"
+    template_variables: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of requests that set none
     document: dict[str, Any] | None = None  # of the API; made when it is first asked for
     compiling: int = 0  # requests whose grammar is compiled, or waits for that
     _compiler: ThreadPoolExecutor = field(

@@ -98,7 +98,7 @@ class Load:
         try:
             if patience is None:
                 status, answer = await self._read(reader)
-                whole = status == 200 and b"data: [DONE]" in answer and b'"error"' not in answer
+                whole = status == 200 and b"data: [DONE]" in answer and b'data: {"error"' not in answer
                 self._note(path, status, 200 if whole else -1)
             else:
                 await asyncio.wait_for(self._read(reader), patience + 0.001)

@@ -19,6 +19,7 @@ from octavo.inputs.limits import InputLimits
 from octavo.inputs.processor import InputProcessor
 from octavo.outputs.processor import OutputProcessor
 from octavo.serving.edge import Edge
+from octavo.serving.openai.server_defaults import template_variables
 from octavo.serving.runtime import serve, shown
 from octavo.serving.server import Stop, bind
 from octavo.serving.state import ServerState
@@ -100,6 +101,7 @@ def run_server(
             exporter=PrometheusExporter(store),
             dev_mode=dev_mode,
             settings=shown(config),
+            template_variables=template_variables(config.serving),
         )
         scheme = "https" if config.serving.ssl_certfile else "http"
         url = "unix:" if config.serving.uds else "{}://{}:{}".format(scheme, *listener.getsockname()[:2])

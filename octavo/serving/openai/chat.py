@@ -88,7 +88,7 @@ async def render(request: Request, state: ServerState, body: Any) -> str:
 
 
 def _render(state: ServerState, body: Any) -> str:
-    variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    variables: dict[str, Any] = {**state.template_variables, **(body.chat_template_kwargs or {})}
     # As in vLLM, flags may stand among the variables, too, and win there.
     continued = _flag(variables.pop("continue_final_message", body.continue_final_message), "continue_final_message")
     new_turn = _flag(variables.pop("add_generation_prompt", body.add_generation_prompt), "add_generation_prompt")

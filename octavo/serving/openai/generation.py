@@ -23,6 +23,7 @@ from octavo.serving.openai.answers import PromptTokensDetails, Usage
 from octavo.serving.openai.cache_report import told
 from octavo.serving.openai.notices import notices
 from octavo.serving.openai.schema import BodyReader, GenerationFields, refuse_unsupported
+from octavo.serving.openai.server_defaults import fill_in
 from octavo.serving.openai.wishes import read_beam, read_cache_wish, with_wishes
 from octavo.serving.record import record_of
 from octavo.serving.state import ServerState
@@ -115,6 +116,7 @@ async def read_generation(request: Request, state: ServerState, reader: BodyRead
     state.check_model(body.model)
     refuse_unsupported(body)
     check_counts(body)
+    fill_in(body, state.config)
     return body, warnings
 
 
