@@ -2,7 +2,8 @@
 
     python -m benchmarks.simulate                            every experiment but the long ones: about five minutes
     python -m benchmarks.simulate memory policies            only these
-    python -m benchmarks.simulate endurance --requests 1000000
+    python -m benchmarks.simulate endurance --requests 1000000 --costs accelerator \\
+        --rows 256 --tokens 4096 --blocks 12000
     python -m benchmarks.simulate soak --requests 20000      everything at once, failures included; checks itself
     python -m benchmarks.simulate --out report               index.html, a PNG and an SVG of each picture, results.json
 
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.simulate import bookkeeping, endurance, forgetting, memory, soak, tenants, waiting
-from benchmarks.simulate.costs import SMOLLM2_TWO_CORES, StepCosts, read_costs
+from benchmarks.simulate.costs import NAMED, read_costs
 from benchmarks.simulate.findings import Finding, as_json
 from benchmarks.simulate.setup import Setup
 
@@ -39,7 +40,7 @@ LONG = ("endurance", "soak")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run experiments; print tables, write a report."""
     options = _parser().parse_args(arguments)
-    costs: StepCosts = SMOLLM2_TWO_CORES if options.costs is None else read_costs(options.costs)
+    costs = read_costs(options.costs)
     setup = Setup(options.requests, options.seed, costs, options.rows, options.tokens, options.blocks)
     names = options.experiments or [name for name in EXPERIMENTS if name not in LONG]
     findings: list[Finding] = []
@@ -93,7 +94,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=int, default=64, help="most sequences that run (max_num_seqs)")
     parser.add_argument("--tokens", type=int, default=512, help="most tokens of a step (max_num_batched_tokens)")
     parser.add_argument("--blocks", type=int, default=3000, help="cache blocks of 16 tokens")
-    parser.add_argument("--costs", type=Path, help="a file that calibrate wrote, instead of SmolLM2-135M on two cores")
+    parser.add_argument(
+        "--costs",
+        default="smollm2",
+        metavar="|".join(NAMED) + "|FILE",
+        help="what steps take: SmolLM2-135M on two cores (measured), an accelerator (assumed), or what calibrate wrote",
+    )
     parser.add_argument("--out", type=Path, help="a folder for the report")
     parser.add_argument("--markdown", action="store_true", help="print tables for a page")
     return parser
