@@ -63,6 +63,18 @@ void penalize(float* logits, const OctavoSampling& rules, int64_t vocab, int32_t
   }
 }
 
+// A word of several tokens: once all but its last have been drawn, that one is as good as banned.
+void ban_words(float* logits, const OctavoSampling& rules, int64_t vocab) {
+  constexpr float kNever = -1e9f;
+  const int32_t drawn = rules.history_len - rules.prompt_len;
+  for (int32_t at = 0; at < rules.bad_words_size; at += rules.bad_words[at] + 1) {
+    const int32_t before = rules.bad_words[at] - 1;
+    const int32_t* word = rules.bad_words + at + 1;
+    if (before > drawn || !in_vocabulary(word[before], vocab)) continue;
+    if (std::equal(word, word + before, rules.history + rules.history_len - before)) logits[word[before]] += kNever;
+  }
+}
+
 bool is_breaker(const OctavoSampling& rules, int32_t id) {
   return std::binary_search(rules.dry_breakers, rules.dry_breakers + rules.dry_breaker_count, id);
 }
@@ -109,6 +121,7 @@ void apply(float* logits, const OctavoSampling& rules, int64_t vocab, float* scr
   for (int32_t i = 0; i < rules.bias_count; ++i) {
     if (in_vocabulary(rules.bias_ids[i], vocab)) logits[rules.bias_ids[i]] += rules.bias_values[i];
   }
+  if (rules.bad_words_size > 0) ban_words(logits, rules, vocab);
   if (has_penalties(rules)) penalize(logits, rules, vocab, reinterpret_cast<int32_t*>(scratch));
   if (rules.dry_multiplier > 0.0f && rules.history_len > 0) {
     discourage_repeats(logits, rules, vocab, reinterpret_cast<int32_t*>(scratch));

@@ -15,7 +15,7 @@ inline bool has_penalties(const OctavoSampling& rules) {
 }
 
 inline bool has_rules(const OctavoSampling& rules) {
-  return rules.permitted != nullptr || rules.dry_multiplier > 0.0f || rules.allowed_count > 0 || rules.bias_count > 0 || has_penalties(rules);
+  return rules.permitted != nullptr || rules.bad_words_size > 0 || rules.dry_multiplier > 0.0f || rules.allowed_count > 0 || rules.bias_count > 0 || has_penalties(rules);
 }
 
 } // namespace octavo

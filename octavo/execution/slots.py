@@ -27,6 +27,7 @@ class SlotOccupant:
     bias_values: NDArray[np.float32]
     allowed_ids: Integers
     breakers: Integers
+    words: Integers  # bad words of several tokens: the length of each, then its tokens
 
     @property
     def sampling(self) -> Sampling:
@@ -155,6 +156,7 @@ def _occupant(arrival: SlotArrival) -> SlotOccupant:
         np.array(values, np.float32),
         np.array(arrival.sampling.allowed_token_ids, np.int32),
         np.array(sorted(arrival.sampling.shaping.dry_breakers), np.int32),
+        np.array([i for word in arrival.sampling.bad_words for i in (len(word), *word)], np.int32),
     )
 
 
@@ -174,7 +176,8 @@ def _shaping_fields(occupant: SlotOccupant) -> tuple[float | int, ...]:
         shaping.dry_window,
         occupant.breakers.ctypes.data,
         len(occupant.breakers),
-        0,  # reserved_too
+        len(occupant.words),
+        occupant.words.ctypes.data,
     )
 
 

@@ -45,6 +45,7 @@ class Sampling:
     prompt_logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # of several tokens: the last is not drawn behind the others
     shaping: Shaping = Shaping()
     grammar: str = ""  # what the answer must be, in the form of text/grammar.py; empty: anything
 

@@ -80,7 +80,7 @@ class SamplingParams:
         output_kind: what outputs of an unfinished request hold.
         logit_bias: token id -> number added to its logit, -100..100.
         allowed_token_ids: only these tokens are drawn.
-        bad_words: words that are never drawn; each must be a single token.
+        bad_words: texts that no answer has, as the tokenizer cuts them by themselves or behind a space.
         structured_outputs: the form that the answer must have; also an object of StructuredOutputsParams' fields.
         typical_p: (0, 1]; keeps the tokens whose surprise is nearest to the expected one, up to this share; 1 is off.
         top_n_sigma: keeps logits within so many standard deviations of the largest; 0 and -1 are off.

@@ -23,6 +23,7 @@ _NEVER = -1e9  # added to a logit: no draw, and still a finite number
 # As in llama.cpp.
 _BREAKERS = ("\n", ":", '"', "*")
 _KEPT_BREAKERS = 256
+_LONGEST_BAD_WORD = 64  # tokens
 _LONG_SALT = 64  # characters
 _LONG_TEXT = 8  # characters a token beyond which a text is measured before it is tokenized
 
@@ -167,7 +168,8 @@ class InputProcessor:
 
     def _sampling(self, params: SamplingParams) -> Sampling:
         vocab = self.limits.vocab
-        bias = {**(params.logit_bias or {}), **dict.fromkeys(self._banned(params.bad_words or ()), _NEVER)}
+        words = self._bad_words(params.bad_words or ())
+        bias = {**(params.logit_bias or {}), **{word[0]: _NEVER for word in words if len(word) == 1}}
         return Sampling(
             temperature=0.0 if params.greedy else float(params.temperature),
             top_k=params.top_k if params.top_k < vocab else 0,
@@ -181,6 +183,7 @@ class InputProcessor:
             prompt_logprobs=params.prompt_logprobs,
             logit_bias=tuple(sorted(bias.items())),
             allowed_token_ids=tuple(sorted(set(params.allowed_token_ids or ()))),
+            bad_words=tuple(sorted(word for word in words if len(word) > 1)),
             shaping=self._shaping(params),
         )
 
@@ -226,20 +229,21 @@ class InputProcessor:
             ends |= self.tokenizer.special_ids & found
         return Stopping(max_tokens, params.min_tokens, frozenset(ends), self._eos, params.ignore_eos)
 
-    def _banned(self, words: Sequence[str]) -> set[int]:
+    def _bad_words(self, words: Sequence[str]) -> set[tuple[int, ...]]:
         """The tokens of words that must not appear, at a text's start and after a space."""
         if words and self.tokenizer is None:
             raise InvalidRequestError("bad_words needs a tokenizer; use logit_bias with token ids", "bad_words")
-        banned: set[int] = set()
+        found: set[tuple[int, ...]] = set()
         for word in words:
-            for form in dict.fromkeys([word, " " + word.lstrip()]):
-                ids = self.tokenize(form, add_special_tokens=False)
-                if len(ids) != 1:
-                    raise UnsupportedError(
-                        f"bad_words: {form!r} is {len(ids)} tokens; only words of a single token are supported yet"
+            for form in (word, " " + word.lstrip()):
+                ids = tuple(self.tokenize(form, add_special_tokens=False))
+                if len(ids) > _LONGEST_BAD_WORD:
+                    raise InvalidRequestError(
+                        f"bad_words: {form[:64]!r} is {len(ids)} tokens; at most {_LONGEST_BAD_WORD} are allowed",
+                        "bad_words",
                     )
-                banned.add(ids[0])
-        return banned
+                found.add(ids)
+        return found - {()}
 
     def constrain(self, request: GenerationRequest, grammar: Grammar) -> GenerationRequest:
         """The request, its answers held to a grammar, which is compiled here and now.

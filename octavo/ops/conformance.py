@@ -447,6 +447,10 @@ def _sampling_cases() -> Iterator[Case]:
     for name, permitted in (("dense", words), ("sparse", sparse)):
         masked = [replace(rules, permitted=permitted) for rules in many(temperature=0.9, logprobs=2)]
         yield _sampling(f"permitted tokens, {name}", masked)
+    words = ((20, 21), (400, 401, 402), (7, 8, 9, 10), (5,) * 30)
+    said = [(9, 20), (7, 8, 9), (401,), (400, 401), (8, 9), (5,) * 29, ()]
+    worded = Sampling(temperature=0.0, bad_words=words, logit_bias=tuple((word[-1], 20.0) for word in words))
+    yield _sampling("bad words", [RowRules(worded, (7, 20, 400), outputs, len(outputs)) for outputs in said])
     yield _sampling("large seeds", [_rules(Sampling(seed=(1 << 63) + i), 1000 + i) for i in range(8)])
     yield _sampling("not finite", many(temperature=0.0)[:4], _broken)
     yield _sampling(

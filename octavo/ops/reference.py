@@ -273,6 +273,9 @@ class ReferenceOps:
             for token, bias in sampling.logit_bias:
                 row[token] += bias
             row[list(rules.banned)] = -math.inf
+            for word in sampling.bad_words:
+                if list(word[:-1]) == list(rules.output)[len(rules.output) - len(word) + 1 :]:
+                    row[word[-1]] += -1e9
             _penalize(row, rules)
             if sampling.shaping.dry_multiplier > 0.0:
                 _discourage_repeats(row, rules)

@@ -164,9 +164,11 @@ def fill_record(record: np.void, rules: RowRules) -> tuple[np.ndarray, ...]:
         record[name] = getattr(shaping, name)
     breakers = np.array(sorted(shaping.dry_breakers), np.int32)
     record["dry_breakers"], record["dry_breaker_count"] = breakers.ctypes.data, len(breakers)
+    words = np.array([i for word in sampling.bad_words for i in (len(word), *word)], np.int32)
+    record["bad_words"], record["bad_words_size"] = words.ctypes.data, len(words)
     permitted = np.array(rules.permitted, np.uint32)
     record["permitted"] = permitted.ctypes.data if len(permitted) else 0
-    return ids, values, allowed, history, permitted, breakers
+    return ids, values, allowed, history, permitted, breakers, words
 
 
 def top_count(scene: Scene) -> int:

@@ -216,8 +216,12 @@ def test_bad_words_of_one_token_are_banned_in_both_forms():
     bias = dict(prepared("Hello", bad_words=["Paris"]).sampling.logit_bias)
     assert set(bias) == {smol().id_of("Paris"), smol().id_of("\u0120Paris")}
     assert all(value < -1e8 for value in bias.values())
-    with pytest.raises(UnsupportedError, match="single token"):
-        prepared("Hello", bad_words=["antidisestablishment"])
+    sampling = prepared("Hello", bad_words=["antidisestablishment"]).sampling
+    assert not sampling.logit_bias
+    assert len(sampling.bad_words) == 2
+    assert all(len(word) > 1 for word in sampling.bad_words)
+    with pytest.raises(InvalidRequestError, match="tokens"):
+        prepared("Hello", bad_words=["antidisestablishment" * 40])
 
 
 def test_a_special_token_s_name_as_stop_text_stops_at_its_id():

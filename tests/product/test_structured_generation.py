@@ -65,6 +65,18 @@ def test_the_end_comes_with_the_form_or_when_there_are_enough_tokens(llm: LLM) -
     assert re.fullmatch("[ab]+", stopped[0])
 
 
+def test_bad_words_of_several_tokens_do_not_come(llm: LLM) -> None:
+    prompt, options = "The capital of France is", {"max_tokens": 12, "temperature": 0.0}
+    (plain,) = drawn(llm, prompt, **options)[0]
+    first, second = plain[0].split()[2:4]
+    phrase = f"{first} {second}"
+    assert phrase in plain[0]
+    assert len(llm.get_tokenizer().encode(phrase)) > 1
+    (other,) = drawn(llm, prompt, bad_words=[phrase], **options)[0]
+    assert phrase not in other[0]
+    assert other[0].startswith(plain[0][: plain[0].index(phrase) + len(first)])
+
+
 def test_bad_forms_are_refused_before_anything_runs(llm: LLM) -> None:
     wrong = SamplingParams(structured_outputs=StructuredOutputsParams(regex="[a-"))
     with pytest.raises(InvalidRequestError, match="prompt 1"):

@@ -170,7 +170,8 @@ typedef struct {
   int32_t dry_window;     /* tokens looked at, the last ones; negative: all */
   const int32_t* dry_breakers; /* sorted; no repeat reaches over them */
   int32_t dry_breaker_count;
-  int32_t reserved_too;
+  int32_t bad_words_size; /* integers in bad_words */
+  const int32_t* bad_words; /* for each its length, then its tokens: the last is banned behind the others */
 } OctavoSampling;
 
 /* One step. A sequence s owns the tokens query_starts[s] .. query_starts[s + 1], which stand at consecutive positions

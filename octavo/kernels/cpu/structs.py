@@ -149,7 +149,8 @@ class OctavoSampling(ctypes.Structure):
         ("dry_window", ctypes.c_int32),
         ("dry_breakers", ctypes.c_uint64),
         ("dry_breaker_count", ctypes.c_int32),
-        ("reserved_too", ctypes.c_int32),
+        ("bad_words_size", ctypes.c_int32),
+        ("bad_words", ctypes.c_uint64),
     )
 
 
