@@ -1,11 +1,10 @@
 """Which eviction policy forgets the right things: replayed traces over the real cache, without a model.
 
-python benchmarks/cache_traces.py [--pools 1500 4000] [--seed 1] [--mooncake FILE.jsonl]
+python benchmarks/cache_traces.py [--pools 1500 4000] [--seeds 1 2 3] [--traces agents mixed] [--mooncake FILE.jsonl]
 
 A prompt is looked up when it arrives, its blocks are held while it is answered, then prompt and answer stay cached for
 as long as the policy lets them. `hit rate` is the share of prompt tokens found; `saved prefill` weighs each of them
-with its cost, which attention makes grow with its position (twice as much at 4,096 tokens). `all` is a pool that
-forgets nothing.
+with its cost, which attention makes grow with its position (twice as much at 4,096 tokens). `optimum` knows the future.
 """
 
 import argparse
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from statistics import mean
 
 from octavo.cache.eviction import POLICIES, EvictionName
 from octavo.cache.group import KVCacheGroup
@@ -190,6 +190,45 @@ def replay(trace: list[Arrival], name: EvictionName, blocks: int, block: int = B
     return score
 
 
+def optimum(trace: list[Arrival], blocks: int, block: int = BLOCK, unit: int = 1) -> Score:
+    """What nobody can do better: forget what is needed again last (Belady, IBM Systems Journal 5(2), 1966).
+
+    It knows the future, may refuse to keep what nobody asks for again, and needs no room for what is being computed.
+    """
+    chains, score = [list(_chain(arrival, block)) for arrival in trace], Score()
+    coming: dict[int, list[int]] = {}
+    for number in range(len(trace) - 1, -1, -1):
+        for name in chains[number][: (len(trace[number].prompt) - 1) // block]:
+            coming.setdefault(name, []).append(number)
+    cached: dict[int, int] = {}  # when it is needed next
+    order: list[tuple[int, int, int]] = []
+    for number, (arrival, chain) in enumerate(zip(trace, chains, strict=True)):
+        usable = (len(arrival.prompt) - 1) // block
+        found = next((index for index in range(usable) if chain[index] not in cached), usable)
+        score.add(found * block, len(arrival.prompt), unit)
+        for depth, name in enumerate(chain):
+            later = coming.get(name, [])
+            while later and later[-1] <= number:
+                later.pop()
+            cached.pop(name, None)
+            if later:
+                cached[name] = later[-1]
+                heapq.heappush(order, (-later[-1], -depth, name))
+        while len(cached) > blocks:
+            when, _, name = heapq.heappop(order)
+            if cached.get(name) == -when:
+                del cached[name]
+    return score
+
+
+def _chain(arrival: Arrival, block: int) -> Iterator[int]:
+    """A number for each full block that stands for it and all before it."""
+    tokens, parent = arrival.prompt + arrival.answer, 0
+    for start in range(0, len(tokens) // block * block, block):
+        parent = hash((parent, tokens[start : start + block]))
+        yield parent
+
+
 def read_mooncake(path: Path) -> list[Arrival]:
     """A published trace of a production service (Qin et al., Mooncake, FAST 2025): each id stands for 512 tokens."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -204,34 +243,43 @@ def read_mooncake(path: Path) -> list[Arrival]:
     ]
 
 
-def compare(name: str, trace: list[Arrival], pools: list[int], block: int = BLOCK, unit: int = 1) -> None:
-    """Print a row for every pool."""
+Rates = tuple[float, float]  # hits and saved prefill, of 1
+
+
+def rates(trace: list[Arrival], blocks: int, block: int = BLOCK, unit: int = 1) -> dict[str, Rates]:
+    """What each policy reaches, and the optimum."""
     trace = sorted(trace, key=lambda arrival: arrival.at)
-    everything = sum(len(a.prompt) + len(a.answer) for a in trace) // block + 1
-    all_rates = replay(trace, "lru", everything, block, unit).rates
-    for blocks in pools:
-        scores = {policy: replay(trace, policy, blocks, block, unit).rates for policy in POLICIES}
-        cells = [f"{rates[kind]:6.1%}" for kind in (0, 1) for rates in (*scores.values(), all_rates)]
-        base, ours = scores["lru"], scores["priority-frequency"]
-        gain = [f"{our / old - 1:+6.1%}" if old else "     -" for our, old in zip(ours, base, strict=True)]
-        print(f"| {name:25} | {blocks * block * unit:8,} | {' | '.join((*cells, *gain))} |")
+    found = {str(policy): replay(trace, policy, blocks, block, unit).rates for policy in POLICIES}
+    return {**found, "optimum": optimum(trace, blocks, block, unit).rates}
+
+
+def row(name: str, tokens: int, samples: list[dict[str, Rates]]) -> str:
+    """A line of the table: means over samples of one pool, and the gains of the default over lru."""
+    cells = [f"{mean([sample[who][0] for sample in samples]):6.1%}" for who in samples[0]]
+    for kind in (0, 1):
+        gains = [sample["priority-frequency"][kind] / sample["lru"][kind] - 1 for sample in samples]
+        cells.append(f"{mean(gains):+6.1%} ({min(gains):+.1%} .. {max(gains):+.1%})")
+    return f"| {name:25} | {tokens:10,} | {' | '.join(cells)} |"
 
 
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pools", type=int, nargs="+", default=[2500, 6000], help="blocks of 16 tokens")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pools", type=int, nargs="+", default=[1500, 2500, 6000], help="blocks of 16 tokens")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--traces", nargs="*", choices=TRACES, default=list(TRACES))
     parser.add_argument("--mooncake", type=Path, nargs="*", default=[], help="traces of Mooncake's FAST25 release")
     options = parser.parse_args()
-    kinds = ("lru", "lfu", "default", "all")
-    heads = [f"hit {kind}" for kind in kinds] + [f"saved {kind}" for kind in kinds] + ["hits vs lru", "saved vs lru"]
-    print(f"| trace | pool (tokens) | {' | '.join(heads)} |")
-    print("|---|" + "---:|" * (len(heads) + 1))
-    for name, make in TRACES.items():
-        compare(name, make(Writer(random.Random(options.seed))), options.pools)
+    print(f"| trace | pool (tokens) | {' | '.join((*POLICIES, 'optimum'))} | hits, default vs lru | saved prefill |")
+    print("|---|---:|" + "---:|" * (len(POLICIES) + 1) + "---|---|")
+    for name in options.traces:
+        traces = [TRACES[name](Writer(random.Random(seed))) for seed in options.seeds]
+        for blocks in options.pools:
+            print(row(name, blocks * BLOCK, [rates(trace, blocks) for trace in traces]), flush=True)
     for path in options.mooncake:
-        compare(path.stem, read_mooncake(path), [5_000, 20_000], block=1, unit=512)
+        trace = read_mooncake(path)
+        for blocks in (1_000, 3_000, 10_000, 30_000):
+            print(row(path.stem, blocks * 512, [rates(trace, blocks, block=1, unit=512)]), flush=True)
 
 
 if __name__ == "__main__":

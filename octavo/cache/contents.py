@@ -11,7 +11,7 @@ from octavo.cache.history import EvictionHistory
 from octavo.cache.options import CacheOptions, CacheStats
 from octavo.cache.pool import BlockPool
 from octavo.cache.prefix_index import PrefixIndex
-from octavo.cache.reuse import Beginning, ReuseModel, kind_of_request, kind_of_reuse
+from octavo.cache.reuse import Beginning, Fill, ReuseModel, kind_of_request, kind_of_reuse
 from octavo.cache.table import CacheTerms
 from octavo.cache.tiers import CacheTiers
 
@@ -40,32 +40,31 @@ class CachedContents:
         self._states = tuple(row for row, tail in enumerate(tails) if tail.group.is_state)
         self._tiers = tiers
 
-    def keep(self, terms: CacheTerms, kind: int, key: BlockHash, depth: int, blocks: Sequence[BlockId]) -> None:
+    def keep(self, terms: CacheTerms, fill: Fill, key: BlockHash, depth: int, blocks: Sequence[BlockId]) -> None:
         """Blocks that were inserted into the index are treated as their sequence's terms say.
 
         Args:
-            kind: see reuse.py.
+            fill: what they are, before anyone has reused them.
             depth: how many blocks stand before these in their sequence.
         """
-        hits = 0
+        (kind, weight), hits = fill, 0
         lost = self._history.take(key)
         if lost is not None:  # so this is one more use of the same contents
-            self._reuse.regret(lost.kind)
+            self._reuse.regret(lost.kind, lost.weight)
             hits = lost.hits + 1
             kind = kind_of_reuse(hits)
         urgency, keep = terms.urgency, self.pool.keep
-        observed = True  # the first one, for all groups
         for block in blocks:
-            keep(block, BlockUse(depth, 0, hits, kind, observed, urgency))
-            observed = False
+            keep(block, BlockUse(depth, 0, hits, kind, weight, urgency))
+            weight = 0.0  # the first one stands for all groups
 
     def pin(self, blocks: Sequence[BlockId], seconds: float) -> None:
         """Keep these, which are read, for some time after their last use, as far as the budget goes."""
         for block in blocks:
             self.pool.pin(block, seconds)
 
-    def kind_of(self, terms: CacheTerms, last: BlockHash | None, new_tokens: int) -> int:
-        """The kind of the blocks that a sequence fills.
+    def fill_of(self, terms: CacheTerms, last: BlockHash | None, new_tokens: int, block_size: int) -> Fill:
+        """What blocks a sequence fills.
 
         Args:
             last: the last block of its prefix that is cached.
@@ -76,7 +75,7 @@ class CachedContents:
             beginning = "returns"
         elif last is not None:
             beginning = "branches" if self.branches.follows(last) else "continues"
-        return kind_of_request(beginning, new_tokens)
+        return Fill(kind_of_request(beginning, new_tokens), 1.0 / max(1, new_tokens // block_size))
 
     def overwrite(self, blocks: Sequence[BlockId]) -> None:
         """Their only reader is going to write into blocks that may be findable: as if they were evicted."""

@@ -14,9 +14,9 @@ EvictionName = Literal["lru", "lfu", "priority-frequency"]
 
 # Of `priority_frequency`, in turnovers of the pool (the time in which as many blocks are taken as there are): a block
 # lives longer by so much for each doubling of the chance that it is used again ...
-_CHANCE = 0.3
+_CHANCE = 0.5
 # ... for each doubling of the cost to compute its prefix ...
-_COST = 0.05
+_COST = 0.02
 # ... and for each step of priority, up to _MOST_URGENT steps.
 _URGENCY = 0.5
 _MOST_URGENT = 4
@@ -35,8 +35,8 @@ class BlockUse(msgspec.Struct, gc=False):
         last: the clock when its last reader let go of it. The clock counts blocks taken and readers gone.
         hits: how often it was reused.
         kind: see reuse.py.
-        observed: what becomes of it tells something about its kind. Blocks that hold the same tokens in other groups
-            share one fate.
+        weight: of what becomes of it as evidence for its kind: the blocks of a request are one observation together.
+            0 for blocks that hold the same tokens in other groups: they share one fate.
         urgency: of the most urgent request that used it, higher is more urgent.
         retention: seconds for which it is kept after its last use, whatever else is needed; 0: it is not pinned.
         used_at: when its last reader let go of it, in seconds.
@@ -48,7 +48,7 @@ class BlockUse(msgspec.Struct, gc=False):
     last: int = 0
     hits: int = 0
     kind: int = 0
-    observed: bool = False
+    weight: float = 0.0
     urgency: int = 0
     retention: float = 0.0
     used_at: float = 0.0

@@ -16,6 +16,7 @@ class Eviction(msgspec.Struct, frozen=True, gc=False):
     idle: float  # how long nobody had used it
     by: str
     kind: int
+    weight: float
     hits: int
 
 
@@ -43,7 +44,7 @@ class EvictionHistory:
         entries.pop(key, None)
         if len(entries) >= self._limit:
             entries.popitem(last=False)
-        entries[key] = Eviction(now, now - use.used_at, by, use.kind, use.hits)
+        entries[key] = Eviction(now, now - use.used_at, by, use.kind, use.weight, use.hits)
 
     def find(self, key: BlockHash) -> Eviction | None:
         """How a block was lost, if it is known."""

@@ -6,6 +6,7 @@ from octavo.cache.block import BlockHash, BlockId, CacheScope, extend_hashes, ro
 from octavo.cache.contents import CachedContents
 from octavo.cache.group import KVCacheGroup, state_interval, tails_of
 from octavo.cache.options import CacheOptions, CacheStats
+from octavo.cache.reuse import UNKNOWN
 from octavo.cache.state import StateKeeper
 from octavo.cache.table import BlockTable, CacheTerms, NewBlocks, PrefixMatch, SequenceBlocks
 from octavo.cache.tier_device import DeviceBlocks
@@ -69,7 +70,7 @@ class CacheManager:
         """
         publish_at = self.block_size if self.prefix_caching else _UNLIMITED
         scope = CacheScope(scope) if isinstance(scope, str) else scope
-        return SequenceBlocks(tuple(BlockTable() for _ in self._groups), scope, terms, 0, publish_at)
+        return SequenceBlocks(tuple(BlockTable() for _ in self._groups), scope, terms, UNKNOWN, publish_at)
 
     def advance(self, now: float) -> None:
         """It is `now`, in seconds: what is kept only for a time may be over."""
@@ -107,7 +108,8 @@ class CacheManager:
     def _matched(self, held: SequenceBlocks, token_ids: Sequence[int], length: int, reach: int) -> PrefixMatch:
         """`length` blocks were found: note what that says of the sequence. Returns an empty match."""
         last = held.hashes[length - 1] if length else None
-        held.kind = self._contents.kind_of(held.terms, last, len(token_ids) - length * self.block_size)
+        missing = len(token_ids) - length * self.block_size
+        held.fill = self._contents.fill_of(held.terms, last, missing, self.block_size)
         if self._states is not None:
             held.marks = self._states.marks(length, reach, (len(token_ids) - 1) // self.block_size)
         return PrefixMatch(0, tuple(() for _ in self._groups), (0,) * len(self._groups))
@@ -171,7 +173,7 @@ class CacheManager:
                 return None
             state, moves = found
         self._refresh(held)
-        held.kind = donor.kind
+        held.fill = donor.fill
         if len(held.hashes) < whole:
             held.hashes[:] = donor.hashes[:whole]
         return PrefixMatch(
@@ -275,7 +277,7 @@ class CacheManager:
                 blocks += self._states.at(held, index, computed)
             found = self._index.insert_all(hashes[index], blocks)
             if found:
-                contents.keep(held.terms, held.kind, hashes[index], index, found)
+                contents.keep(held.terms, held.fill, hashes[index], index, found)
                 if held.terms.retention and (index + 1) * size <= held.terms.pinned:
                     contents.pin(found, held.terms.retention)
                 parent = hashes[index - 1] if index else held.root
@@ -430,7 +432,8 @@ class CacheManager:
 
     def _take_over(self, held: SequenceBlocks, match: PrefixMatch) -> None:
         terms = held.terms
-        self._pool.share(match.held(), reused=not match.forked, urgency=terms.urgency)
+        weight = 1.0 / max(1, match.tokens // self.block_size)
+        self._pool.share(match.held(), not match.forked, terms.urgency, weight)
         if terms.retention:
             last = terms.pinned // self.block_size
             for blocks, first in zip(match.blocks, match.firsts, strict=True):

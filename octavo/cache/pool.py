@@ -87,8 +87,8 @@ class BlockPool:
                 continue
             block = self._order.pop()
             use = self._uses.pop(block)
-            if use.observed:
-                self._reuse.note(use.kind, False)
+            if use.weight:
+                self._reuse.note(use.kind, False, use.weight)
             self._forget(block, use)
             self.evictions += 1
             taken.append(block)
@@ -96,12 +96,15 @@ class BlockPool:
             self.references[block] = 1
         return taken
 
-    def share(self, blocks: Iterable[BlockId], reused: bool = True, urgency: int | None = None) -> None:
+    def share(
+        self, blocks: Iterable[BlockId], reused: bool = True, urgency: int | None = None, weight: float = 1.0
+    ) -> None:
         """One more reader for each of these blocks; they are cached or have readers.
 
         Args:
             reused: it counts as a use; else more readers of one use.
             urgency: of the reader.
+            weight: of what becomes of each of them from now on, see BlockUse.
         """
         references, uses, pins = self.references, self._uses, self.pins
         for block in blocks:
@@ -113,8 +116,9 @@ class BlockPool:
             references[block] += 1
             use = uses.get(block)
             if use is not None and reused:
-                if use.observed:
-                    self._reuse.note(use.kind, True)
+                if use.weight:
+                    self._reuse.note(use.kind, True, use.weight)
+                    use.weight = weight
                 use.hits += 1
                 use.kind = kind_of_reuse(use.hits)
                 if urgency is not None and urgency > use.urgency:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from octavo.cache.block import BlockHash, BlockId, CacheScope
+from octavo.cache.reuse import Fill
 
 NewBlocks = tuple[tuple[BlockId, ...], ...]  # per group, recurrent states last
 
@@ -62,7 +63,7 @@ class SequenceBlocks:
     tables: tuple[BlockTable, ...]
     scope: CacheScope
     terms: CacheTerms
-    kind: int  # of the blocks that it fills; see reuse.py
+    fill: Fill  # what the blocks are that it fills
     publish_at: int  # tokens that must be computed before another full block can be published
     capacity: int = 0  # tokens that the tables have room for
     generation: int = -1  # of the prefix cache that `hashes` belong to

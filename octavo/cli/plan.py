@@ -1,7 +1,7 @@
 """`octavo plan`: what a model takes, here or on another machine, from headers alone, and which flag gives what."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -91,10 +91,10 @@ def run(arguments: Sequence[str]) -> int:
     group.add_argument("--memory", metavar="SIZE", help="plan for a machine with so much free (default: this one's)")
     group.add_argument("--json", action="store_true", help="print JSON instead of a table; sizes in bytes")
     parsed = parser.parse_args(arguments)
-    concurrency = 1 if parsed.concurrency is None else parse_count(parsed.concurrency)
+    concurrency = 1 if parsed.concurrency is None else _read("--concurrency", parsed.concurrency, parse_count)
     if concurrency < 1:
-        raise ConfigError(f"--concurrency {parsed.concurrency}: at least 1 is expected")
-    memory = None if parsed.memory is None else parse_size(parsed.memory)
+        raise ConfigError(f"--concurrency {concurrency}: at least 1 is expected")
+    memory = None if parsed.memory is None else _read("--memory", parsed.memory, parse_size)
     more: dict[str, object] = {}
     if parsed.concurrency is not None and getattr(parsed, "max_num_seqs", None) is None:
         more["max_num_seqs"] = concurrency
@@ -106,6 +106,14 @@ def run(arguments: Sequence[str]) -> int:
     else:
         print("\n".join(describe(plan)))
     return 1 if plan.fit.problem else 0
+
+
+def _read(flag: str, text: str, parse: Callable[[str], int]) -> int:
+    """A number, or an error that names its flag."""
+    try:
+        return parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"{flag}: {error}") from None
 
 
 def make_plan(config: EngineConfig, concurrency: int, memory: int | None) -> Plan:

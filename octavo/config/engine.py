@@ -94,7 +94,7 @@ class CacheConfig:
     )
     enable_prefix_caching: bool = option(True, "reuse cached blocks of equal prefixes")
     cache_eviction: Literal["lru", "lfu", "priority-frequency"] = option(
-        "lru", "which cached blocks are forgotten last"
+        "priority-frequency", "which cached blocks are forgotten last"
     )
     cache_pin_budget: float = option(
         0.25, "share of the cache that requests may pin (cache_control, prompt_cache_retention)", within=(0.0, 1.0)

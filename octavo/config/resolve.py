@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from octavo.config.engine import EngineConfig
+from octavo.config.engine import CacheConfig, EngineConfig
 from octavo.config.environment import Environment
 from octavo.config.machine import Machine
 from octavo.config.profile import PROFILES, Profile
@@ -70,6 +70,9 @@ class ResolvedCache:
 
     num_blocks: Choice[int]
     cache_bytes: Choice[int]
+    prefix_caching: Choice[bool]
+    cache_eviction: Choice[str]
+    pinned_blocks: Choice[int]  # at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,22 @@ def resolve_cache(
         raise ConfigError(f"{problem}: lower --max-model-len, or change --kv-cache-size (--kv-cache-memory-bytes)")
     blocks = Choice(granted.blocks, granted.reason)
     return ResolvedCache(
-        blocks, Choice(blocks.value * page_bytes, f"{blocks.value} blocks of {format_size(page_bytes)}")
+        blocks,
+        Choice(blocks.value * page_bytes, f"{blocks.value} blocks of {format_size(page_bytes)}"),
+        *_reuse(config.cache, blocks.value),
+    )
+
+
+def _reuse(asked: CacheConfig, blocks: int) -> tuple[Choice[bool], Choice[str], Choice[int]]:
+    """Whether blocks are reused, which are forgotten first, and how many may be pinned."""
+    if not asked.enable_prefix_caching:
+        off = "enable_prefix_caching is off"
+        return Choice(False, off), Choice("none", off), Choice(0, off)
+    eviction, default = asked.cache_eviction, CacheConfig().cache_eviction
+    return (
+        Choice(True, "equal beginnings are computed once"),
+        Choice(eviction, "the default" if eviction == default else _ASKED),
+        Choice(int(asked.cache_pin_budget * blocks), f"cache_pin_budget {asked.cache_pin_budget:g}"),
     )
 
 

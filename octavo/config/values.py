@@ -19,6 +19,8 @@ _SIZE_UNITS = {
 }
 _ALIASES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
 _LEAST_SIZE = 1 << 20  # bytes; a smaller number without a unit is meant as a share
+_MOST_DIGITS = 30  # of a number: more than anything that can be meant, less than what takes long to read
+_MOST_BYTES = 1 << 60
 _SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -29,8 +31,8 @@ def parse_count(text: str) -> int:
         ConfigError: no such number.
     """
     match = re.fullmatch(r"(-?\d+)|(\d+(?:\.\d+)?)([kmgKMG])", text.strip())
-    if match is None:
-        raise ConfigError(f"{text!r} is no whole number; 4096, 4k (4000) and 4K (4096) are understood")
+    if match is None or len(match[0]) > _MOST_DIGITS:
+        raise ConfigError(f"{_shown(text)} is no whole number; 4096, 4k (4000) and 4K (4096) are understood")
     if match[1]:
         return int(match[1])
     return round(float(match[2]) * _COUNT_UNITS[match[3]])
@@ -44,8 +46,17 @@ def parse_size(text: str | int) -> int:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", str(text).strip().lower())
     if match is None or match[2] not in _SIZE_UNITS:
-        raise ConfigError(f"{text!r} is no size; 512MiB, 2GiB or a number of bytes are understood")
-    return round(float(match[1]) * _SIZE_UNITS[match[2]])
+        raise ConfigError(f"{_shown(text)} is no size; 512MiB, 2GiB or a number of bytes are understood")
+    size = float(match[1]) * _SIZE_UNITS[match[2]]
+    if size > _MOST_BYTES:
+        raise ConfigError(f"{_shown(text)} is more than any machine has; give a size such as 512MiB or 2GiB")
+    return round(size)
+
+
+def _shown(text: object) -> str:
+    """What somebody wrote, in an error: its beginning is enough."""
+    text = str(text)
+    return repr(text if len(text) <= 2 * _MOST_DIGITS else text[: 2 * _MOST_DIGITS] + "...")
 
 
 def parse_cache_size(text: str) -> float | int:
@@ -59,14 +70,16 @@ def parse_cache_size(text: str) -> float | int:
     if percent or (plain and float(plain[0]) < _LEAST_SIZE):
         share = float(percent[1]) / 100 if percent else float(text)
         if not 0 < share <= 1:
-            raise ConfigError(f"{text!r} is no share of what is free (0.01 .. 1), and a size has a unit, as 8GiB")
+            raise ConfigError(f"{_shown(text)} is no share of what is free (0.01 .. 1), and a size has a unit, as 8GiB")
         return share
     try:
         size = parse_size(text)
-    except ConfigError:
-        raise ConfigError(f"{text!r} is neither a share such as 0.9 nor a size such as 8GiB") from None
+    except ConfigError as error:
+        if re.fullmatch(r"[\d.]+\s*[a-z]*", text.strip().lower()):  # a size that is too large, or with a wrong unit
+            raise
+        raise ConfigError(f"{_shown(text)} is neither a share such as 0.9 nor a size such as 8GiB") from error
     if size == 0:
-        raise ConfigError(f"{text!r} leaves no cache at all")
+        raise ConfigError(f"{_shown(text)} leaves no cache at all")
     return size
 
 

@@ -14,6 +14,7 @@ _WISHES = {"cache_retention": "retention", "prompt_cache_key": "key", "explain_c
 _KEYS = frozenset(["prompt", "prompt_token_ids", "cache_salt", *_WISHES])
 _NO_WISH = CacheWish()
 _LONGEST_RETENTION = 1e9  # seconds
+LONGEST_CACHE_KEY = 1024  # characters
 _NEEDS_MEDIA = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
 
 
@@ -71,7 +72,9 @@ def _cache_wish(prompt: Mapping[str, Any]) -> CacheWish:
             continue
         wrong = not isinstance(value, kinds[field]) or (isinstance(value, bool) and field != "explain")
         if wrong or (isinstance(value, (int, float)) and not 0 <= value < _LONGEST_RETENTION):
-            raise InvalidRequestError(f"{name} is not what it should be: {value!r}", name)
+            raise InvalidRequestError(f"{name} is not what it should be: {repr(value)[:80]}", name)
+        if isinstance(value, str) and len(value) > LONGEST_CACHE_KEY:
+            raise InvalidRequestError(f"{name} may have {LONGEST_CACHE_KEY} characters, got {len(value)}", name)
         given[field] = value
     return CacheWish(**given)
 

@@ -61,8 +61,8 @@ def test_what_comes_back_more_often_lives_longer_but_not_for_ever():
         reuse.note(chat, True)
     assert (reuse.chance(scan), reuse.chance(chat)) == (pytest.approx(0.0, abs=0.01), pytest.approx(1.0, abs=0.01))
     key = priority_frequency(BLOCKS, 16, reuse)
-    assert key(BlockUse(0, last=0, kind=chat)) > key(BlockUse(0, last=150, kind=scan))
-    assert key(BlockUse(0, last=0, kind=chat)) < key(BlockUse(0, last=250, kind=scan))
+    assert key(BlockUse(0, last=0, kind=chat)) > key(BlockUse(0, last=300, kind=scan))
+    assert key(BlockUse(0, last=0, kind=chat)) < key(BlockUse(0, last=310, kind=scan))
 
 
 def test_kinds_that_are_alike_are_treated_alike():
@@ -76,6 +76,15 @@ def test_kinds_that_are_alike_are_treated_alike():
             reuse.note(kind, False)
     assert key(BlockUse(0, last=10, kind=one)) == key(BlockUse(0, last=10, kind=other))
     assert key(BlockUse(0, last=11, kind=one)) > key(BlockUse(0, last=10, kind=other))
+
+
+def test_a_request_is_one_observation_however_long_it_is():
+    reuse, kind = ReuseModel(), kind_of_request("new", 16_000)
+    for _ in range(3):  # came back
+        reuse.note(kind, True)
+    for _ in range(1000):  # one that did not
+        reuse.note(kind, False, weight=0.001)
+    assert 0.6 < reuse.chance(kind) < 0.8
 
 
 def test_what_was_true_once_is_forgotten():
@@ -98,7 +107,7 @@ def test_a_cache_that_is_too_small_still_learns():
 def test_costly_and_urgent_blocks_live_longer():
     key = priority_frequency(BLOCKS, 16, ReuseModel())
     (plain,) = key(BlockUse(0, last=10))
-    assert key(BlockUse(4096 // 16, last=10)) == (pytest.approx(plain + BLOCKS / 20),)
+    assert key(BlockUse(4096 // 16, last=10)) == (pytest.approx(plain + BLOCKS / 50),)
     assert key(BlockUse(0, last=10, urgency=1)) == (plain + BLOCKS / 2,)
     assert key(BlockUse(0, last=10, urgency=-1)) == (plain - BLOCKS / 2,)
     assert key(BlockUse(0, last=10, urgency=99)) == key(BlockUse(0, last=10, urgency=4))
@@ -118,7 +127,7 @@ def test_a_chain_is_forgotten_from_its_end():
         for chain in chains:
             for depth, block in enumerate(chain):
                 if block not in pool._uses:
-                    pool.keep(block, BlockUse(depth, kind=rng.randrange(80), observed=True))
+                    pool.keep(block, BlockUse(depth, kind=rng.randrange(52), weight=1.0))
                 parents[block] = chain[depth - 1] if depth else None
         for chain in chains:
             pool.release(chain)
@@ -127,7 +136,7 @@ def test_a_chain_is_forgotten_from_its_end():
             read = chain[: rng.randint(1, len(chain))]
             pool.share(read, urgency=rng.randint(-2, 2))
             pool.clock += rng.randrange(30)
-            reuse.note(rng.randrange(80), rng.random() < 0.3)
+            reuse.note(rng.randrange(52), rng.random() < 0.3)
             pool.release(read)
         gone = set()
         while len(pool._order):

@@ -23,16 +23,41 @@ def test_sizes(text: str, value: int) -> None:
     assert parse_size(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "lots", "4kk", "1e3", "0x10", "--4", "4 k"])
+@pytest.mark.parametrize("text", ["", "lots", "4kk", "1e3", "0x10", "--4", "4 k", "nan", "9" * 5000, "9" * 400 + "k"])
 def test_what_is_no_count(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_count(text)
 
 
-@pytest.mark.parametrize("text", ["", "big", "-1", "1.2.3GB", "GiB"])
+@pytest.mark.parametrize(
+    "text", ["", "big", "-1", "1.2.3GB", "GiB", "1e30", "0.9GiB of", "inf", "9" * 5000, "9" * 400 + "GiB", "9999999TiB"]
+)
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("kv_cache_size", ["0", "0%", "-1", "1.5", "150%", "1e30", "nan", "0.9GiB of", "9" * 400 + "GiB"]),
+        ("kv_cache_memory_bytes", ["-1", "1e30", "nan", "much", "9" * 5000]),
+        ("leave_free", ["-1", "1e30", "0.9GiB of", "9" * 5000]),
+        ("kv_host", ["-1", "1e30", "9" * 400 + "GiB"]),
+        ("kv_disk", ["-1", "1e30", "9" * 400 + "GiB"]),
+        ("gpu_memory_utilization", [0, -1, 1.5, float("nan"), "1e30", "9" * 5000]),
+        ("cache_pin_budget", [-0.1, 1.1, float("nan"), "all"]),
+        ("num_gpu_blocks_override", [0, -1, "1e30", "9" * 5000]),
+        ("max_model_len", [0, -5, "1e30", "9" * 400 + "k"]),
+        ("block_size", [0, -16, 17, "1e30"]),
+    ],
+)
+def test_impossible_sizes_are_refused_in_a_line_that_names_the_option(name: str, values: list[object]) -> None:
+    for value in values:
+        with pytest.raises(ConfigError) as refused:
+            EngineConfig.from_options(**{name: value})
+        assert str(refused.value).startswith(f"{name}: ")
+        assert len(str(refused.value)) < 250
 
 
 def test_sizes_are_shown_for_people() -> None:

@@ -69,6 +69,8 @@ def test_forms_of_a_prompt(prompt):
         ([5, -1], "-1"),
         ("a\ud800", "Unicode"),
         ({"prompt": "a", "cache_salt": ""}, "cache_salt"),
+        ({"prompt": "a", "prompt_cache_key": "k" * (1 << 20)}, "1024 characters, got 1048576"),
+        ({"prompt": "a", "cache_retention": float("nan")}, "cache_retention"),
     ],
 )
 def test_prompts_that_are_refused(prompt, words):

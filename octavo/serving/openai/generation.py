@@ -227,7 +227,9 @@ def read_deadlines(body: GenerationFields) -> dict[str, float | None]:
     given = {"timeout": body.timeout, "ttft_deadline": body.ttft_deadline}
     for name, seconds in given.items():
         if seconds is not None and not 0 < seconds <= _MAX_SECONDS:
-            raise InvalidRequestError(f"{name} must be a number of seconds above 0, got {seconds}", name)
+            raise InvalidRequestError(
+                f"{name} must be a number of seconds above 0 and at most {_MAX_SECONDS:.0f}, got {seconds}", name
+            )
     return given
 
 

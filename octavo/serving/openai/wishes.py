@@ -7,11 +7,11 @@ from typing import Any, cast
 from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.flow.beam_search_params import BeamSearchParams
 from octavo.flow.request import Beam, CacheWish, GenerationRequest
+from octavo.inputs.prompt import LONGEST_CACHE_KEY
 from octavo.serving.openai.schema import GenerationFields
 
 _TIMES_TO_LIVE = {"5m": 300.0, "1h": 3600.0}  # Anthropic API reference, cache_control
 _RETENTIONS = {"in_memory": 0.0, "in-memory": 0.0, "24h": 86_400.0}  # OpenAI API reference, prompt_cache_retention
-_MOST_KEY = 1024  # characters
 
 # What would change probabilities or needs the text while it grows; values that ask for nothing pass.
 _NOT_WITH_BEAMS: dict[str, object] = {
@@ -62,9 +62,9 @@ def read_cache_wish(body: GenerationFields) -> CacheWish:
             )
         seconds.append(_RETENTIONS[retention])
     key = body.prompt_cache_key or ""
-    if len(key) > _MOST_KEY:
+    if len(key) > LONGEST_CACHE_KEY:
         raise InvalidRequestError(
-            f"prompt_cache_key may have {_MOST_KEY} characters, got {len(key)}", "prompt_cache_key"
+            f"prompt_cache_key may have {LONGEST_CACHE_KEY} characters, got {len(key)}", "prompt_cache_key"
         )
     return CacheWish(max(seconds, default=0.0), key, bool(body.explain_cache))
 
