@@ -128,7 +128,11 @@ def config_from(arguments: argparse.Namespace, **more: object) -> tuple[EngineCo
 def _from_environment() -> dict[str, Any]:
     """What environment variables say about options; threads and isa are resolved later, with their reason."""
     environment = read_environment()
-    named = {"api_key": (environment.api_key,) if environment.api_key else None, "log_level": environment.log_level}
+    named = {
+        "api_key": (environment.api_key,) if environment.api_key else None,
+        "log_level": environment.log_level,
+        "keep_alive_timeout": environment.keep_alive_timeout,
+    }
     return {name: value for name, value in named.items() if value is not None}
 
 

@@ -7,7 +7,10 @@ OCTAVO_ISA         instruction set of the native kernels, unless --isa is given
 OCTAVO_SERVER_DEV_MODE   1: serve the operators' routes (/pause ...); VLLM_SERVER_DEV_MODE is understood as well
 OCTAVO_API_KEY     key that requests must carry, unless --api-key is given; VLLM_API_KEY is understood as well
 
-Of vLLM's variables also VLLM_CPU_KVCACHE_SPACE: size of the KV cache in GiB, unless a flag sizes it; 0 counts as unset.
+Of vLLM's variables also
+VLLM_CPU_KVCACHE_SPACE         size of the KV cache in GiB, unless a flag sizes it; 0 counts as unset
+VLLM_LOGGING_LEVEL             as OCTAVO_LOG_LEVEL, which wins
+VLLM_HTTP_TIMEOUT_KEEP_ALIVE   seconds, unless --keep-alive-timeout is given
 """
 
 import os
@@ -31,6 +34,7 @@ class Environment:
     api_key: str | None = None
     dev_mode: bool = False
     kv_cache_bytes: int | None = None
+    keep_alive_timeout: int | None = None
 
 
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
@@ -42,12 +46,14 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     found = {name: value for name, value in (os.environ if variables is None else variables).items() if value}
     return Environment(
         cache_dir=_cache_dir(found),
-        log_level=_one_of(found, "OCTAVO_LOG_LEVEL", choices_of("log_level")),
+        log_level=_one_of(found, "OCTAVO_LOG_LEVEL", choices_of("log_level"))
+        or _one_of(found, "VLLM_LOGGING_LEVEL", choices_of("log_level")),
         threads=_positive(found, "OCTAVO_THREADS"),
         isa=_one_of(found, "OCTAVO_ISA", choices_of("isa")),
         api_key=found.get("OCTAVO_API_KEY") or found.get("VLLM_API_KEY"),
         dev_mode="1" in (found.get("OCTAVO_SERVER_DEV_MODE"), found.get("VLLM_SERVER_DEV_MODE")),
         kv_cache_bytes=_gibibytes(found, "VLLM_CPU_KVCACHE_SPACE"),
+        keep_alive_timeout=_positive(found, "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"),
     )
 
 

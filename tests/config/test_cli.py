@@ -75,10 +75,12 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
 def test_flags_win_over_the_file_and_it_over_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "from-environment")
     monkeypatch.setenv("OCTAVO_LOG_LEVEL", "error")
+    monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "65")
     path = tmp_path / "octavo.yaml"
     path.write_text("log-level: warning\n")
     config = parse("--config", str(path))[0]
     assert (config.serving.api_key, config.telemetry.log_level) == (("from-environment",), "warning")
+    assert config.serving.keep_alive_timeout == 65.0
     config = parse("--api-key", "from-flag", "--log-level", "debug")[0]
     assert (config.serving.api_key, config.telemetry.log_level) == (("from-flag",), "debug")
 

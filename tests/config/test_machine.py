@@ -121,6 +121,9 @@ def test_environment() -> None:
     assert read_environment({"HOME": "/h"}).cache_dir == Path("/h/.cache/octavo")
     assert read_environment({"HOME": "/h", "XDG_CACHE_HOME": "/x"}).cache_dir == Path("/x/octavo")
     assert read_environment({"OCTAVO_API_KEY": "own", "VLLM_API_KEY": "other"}).api_key == "own"
+    assert read_environment({"VLLM_LOGGING_LEVEL": "DEBUG"}).log_level == "debug"
+    assert read_environment({"VLLM_LOGGING_LEVEL": "DEBUG", "OCTAVO_LOG_LEVEL": "error"}).log_level == "error"
+    assert read_environment({"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "65"}).keep_alive_timeout == 65
 
 
 @pytest.mark.parametrize(
