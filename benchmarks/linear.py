@@ -73,7 +73,9 @@ def packed_matrix(bench: Bench, code: Format, rows: int, cols: int) -> np.ndarra
     return packed
 
 
-def measure(bench: Bench, code: Format, shape: tuple[int, int], tokens: int, megabytes: int) -> tuple[float, float]:
+def measure(
+    bench: Bench, code: Format, shape: tuple[int, int], tokens: int, megabytes: int, coded: bool
+) -> tuple[float, float]:
     """(GB/s of weights, GFLOP/s) of linear on `tokens` rows."""
     rows, cols = shape
     first = packed_matrix(bench, code, rows, cols)
@@ -88,6 +90,7 @@ def measure(bench: Bench, code: Format, shape: tuple[int, int], tokens: int, meg
         segment.format, segment.rows, segment.cols, segment.data = code, rows, cols, weight.ctypes.data
         instruction.opcode, instruction.in0, instruction.in1, instruction.out = Opcode.LINEAR, 0, -1, 1
         instruction.width, instruction.depth, instruction.i[1] = rows, cols, 1
+        instruction.i[2] = coded
         instruction.p[0] = ctypes.addressof(segment)
     pointers = (ctypes.c_void_p * 2)(x.ctypes.data, out.ctypes.data)
     program = OctavoProgram(ctypes.addressof(instructions), copies, 2, ctypes.addressof(pointers), None)
@@ -101,6 +104,7 @@ def main() -> None:
     parser.add_argument("--isa", default="auto")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--formats", nargs="+", default=["bf16", "q8_0", "q4_0", "q4_1", "q4_k", "q5_k", "q6_k"])
+    parser.add_argument("--compute", nargs="+", default=["exact", "int8"], help="inputs as floats, or in 8 bits")
     parser.add_argument("--rows", type=int, default=4096)
     parser.add_argument("--cols", type=int, default=1536)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 4, 64, 256])
@@ -115,8 +119,9 @@ def main() -> None:
         for tokens in options.tokens:
             megabytes = options.megabytes if tokens == 1 else options.megabytes // 8
             shape = (options.rows, options.cols)
-            speed, product = measure(bench, Format[name.upper()], shape, tokens, megabytes)
-            print(f"{name:7} {tokens:5} rows {speed:7.1f} GB/s {product:8.0f} GFLOP/s", flush=True)
+            for compute in options.compute:
+                speed, product = measure(bench, Format[name.upper()], shape, tokens, megabytes, compute == "int8")
+                print(f"{name:7} {compute:6} {tokens:5} rows {speed:7.1f} GB/s {product:8.0f} GFLOP/s", flush=True)
 
 
 if __name__ == "__main__":

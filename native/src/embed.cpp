@@ -28,7 +28,7 @@ int bit_position(int bits, int64_t k) {
 }
 
 uint32_t plane_code(const uint8_t* plane, int bits, int64_t k, int lane) {
-  if (bits == 8) return plane[k * kLanes + lane];
+  if (bits == 8) return plane[((k / 8 * 2 + k % 2) * kLanes + lane) * 4 + k % 8 / 2];
   if (bits == 4) return word_at(plane, k / 8, lane) >> (4 * (k % 8)) & 15;
   return word_at(plane, k / (32 / bits), lane) >> bit_position(bits, k) & ((1u << bits) - 1);
 }

@@ -25,11 +25,12 @@ enum class Values { integers, iq4_nl, mxfp4 };
 //   dense:  [cols][16] of f32 or f16; bf16 as [cols / 2][16][2]
 //   blocks: low codes, high codes, d, dmin, group scales, group mins; those a format lacks take nothing
 // and the panel is padded to 64 bytes. In a unit of 32 inputs the codes stand so:
-//   8 bits  [32][16] bytes
+//   8 bits  [4][2][16] words, input k of 8 at byte k / 2 of word k % 2
 //   4 bits  [4][16] words, input k of 8 at bit 4 k
 //   2 bits  [2][16] words, input k of 16 at bit 8 (k % 8 / 2) + 2 (2 (k / 8) + k % 2)
 //   1 bit   [1][16] words, input k of 32 at bit 8 (k % 8 / 2) + 2 (k / 8) + k % 2
-// so that a shift and a mask of a whole register give four inputs a lane, one a byte.
+// so that a shift and a mask of a whole register give four inputs a lane, one a byte: those at 8 i + 2 byte + parity.
+// Inputs in 8 bits stand in the same order, so that a lane's four are one word: see linear_quantize.h.
 struct Format {
   int block;        // inputs of a source block
   int source_bytes; // of a source block

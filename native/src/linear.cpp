@@ -5,12 +5,12 @@
 #include <string.h>
 
 #include "linear_kernels.h"
+#include "linear_prepare.h"
 #include "simd/vec.h"
 
 namespace octavo {
 namespace {
 
-constexpr int64_t kWorthSharing = 16384;                       // elements that one thread prepares as fast as the team
 constexpr int64_t kTaskBytes = 1 << 16;                        // of weights, that are worth a task of their own
 constexpr int64_t kFewLimit = kFewRows > 1 ? 2 * kFewRows : 1; // rows that go that way: each pass reads the codes again
 constexpr int kTileStep = 12;                                  // blocks of rows are multiples of it
@@ -24,6 +24,7 @@ struct Product {
   float* out;
   int64_t width;
   int64_t rows;
+  bool coded; // inputs in 8 bits for the formats that can take them
 };
 
 Strip strip_at(const OctavoSegment& segment, int64_t panel) {
@@ -47,86 +48,6 @@ void finish_row(const Product& product, const OctavoSegment& segment, int64_t fi
   }
 }
 
-// --- preparation ---
-
-void round_row(const float* x, int64_t cols, int64_t even_cols, uint16_t* out) {
-  int64_t k = 0;
-  for (; k + kLanes <= cols; k += kLanes) store_bf16(out + k, load(x + k));
-  for (; k < cols; ++k) out[k] = to_bf16(x[k]);
-  if (cols < even_cols) out[cols] = 0;
-}
-
-void round_row_wide(const float* x, int64_t cols, int64_t even_cols, float* out) {
-  int64_t k = 0;
-  for (; k + kLanes <= cols; k += kLanes) {
-    uint16_t rounded[kLanes];
-    store_bf16(rounded, load(x + k));
-    store(out + k, load_bf16(rounded));
-  }
-  for (; k < cols; ++k) out[k] = from_bf16(to_bf16(x[k]));
-  if (cols < even_cols) out[cols] = 0.0f;
-}
-
-void sum_groups(const float* x, int64_t cols, int group, float* out) {
-  for (int64_t k = 0; k < cols; k += group)
-    *out++ = group == 16 ? sum(load(x + k)) : sum(load(x + k) + load(x + k + 16));
-}
-
-// What the segments' formats need beside the inputs themselves.
-struct Needs {
-  bool bf16 = false, sums16 = false, sums32 = false;
-};
-
-Needs needs_of(const OctavoSegment* segments, int count) {
-  Needs needs;
-  for (int s = 0; s < count; ++s) {
-    const Format f = format_of(segments[s].format);
-    needs.bf16 |= segments[s].format == OCTAVO_BF16;
-    needs.sums16 |= f.mins && f.group == 16;
-    needs.sums32 |= f.mins && f.group == 32;
-  }
-  return needs;
-}
-
-int64_t bf16_floats(int64_t rows, int64_t cols, const Needs& needs) {
-  const int64_t even_cols = cols + cols % 2;
-  return needs.bf16 ? rows * (bf16_in_pairs() ? even_cols / 2 : even_cols) : 0;
-}
-
-int64_t prepared_floats(int64_t rows, int64_t cols, const Needs& needs) {
-  return bf16_floats(rows, cols, needs) + (needs.sums16 ? rows * (cols / 16) : 0) +
-         (needs.sums32 ? rows * (cols / 32) : 0);
-}
-
-// memory: prepared_floats(...).
-LinearInputs prepare(Team& team, const float* x, int64_t rows, int64_t cols, const Needs& needs, float* memory) {
-  const int64_t even_cols = cols + cols % 2;
-  const bool pairs = bf16_in_pairs();
-  LinearInputs in{x, nullptr, nullptr, nullptr, nullptr, cols, even_cols};
-  if (prepared_floats(rows, cols, needs) == 0) return in;
-  float* rounded = memory;
-  float* sums16 = rounded + bf16_floats(rows, cols, needs);
-  float* sums32 = sums16 + (needs.sums16 ? rows * (cols / 16) : 0);
-  const auto prepare_rows = [&](int64_t begin, int64_t end, int) {
-    for (int64_t row = begin; row < end; ++row) {
-      const float* from = x + row * cols;
-      if (needs.bf16 && pairs) round_row(from, cols, even_cols, reinterpret_cast<uint16_t*>(rounded) + row * even_cols);
-      if (needs.bf16 && !pairs) round_row_wide(from, cols, even_cols, rounded + row * even_cols);
-      if (needs.sums16) sum_groups(from, cols, 16, sums16 + row * (cols / 16));
-      if (needs.sums32) sum_groups(from, cols, 32, sums32 + row * (cols / 32));
-    }
-  };
-  if (rows * cols <= kWorthSharing)
-    prepare_rows(0, rows, 0);
-  else
-    team.parallel_ranges(rows, 1, prepare_rows);
-  if (needs.bf16 && pairs) in.pairs = reinterpret_cast<const uint32_t*>(rounded);
-  if (needs.bf16 && !pairs) in.rounded = rounded;
-  if (needs.sums16) in.sums16 = sums16;
-  if (needs.sums32) in.sums32 = sums32;
-  return in;
-}
-
 // --- few rows: memory sets the pace, so threads take long runs of each segment, and codes are not written out ---
 
 // Rows of one pass, so that passes are as equal as can be: 5 are 3 and 2.
@@ -136,7 +57,7 @@ int pass_rows(int64_t rows) {
 }
 
 void run_few(const Product& product, const OctavoSegment& segment, int64_t first_output, int64_t begin, int64_t end) {
-  const LinearKernel kernel = linear_kernel(segment.format);
+  const LinearKernel kernel = linear_kernel(segment.format, product.coded);
   const int height = pass_rows(product.rows);
   const int widest = height > 2 ? 2 : kWidestFew;
   for (int64_t panel = begin; panel < end;) {
@@ -224,7 +145,7 @@ void run_strip(Team& team, int thread, const Product& product, int widest, int64
   const StripRange range = strip_of(panel_count(segment.rows), widest, index);
   constexpr int kTotals = kMostRows * kMostPanels * kLanes;
   float* total = team.scratch(thread, kTotals + kScratchFloats);
-  linear_kernel(segment.format)
+  linear_kernel(segment.format, product.coded)
       .many(strip_at(segment, range.panel), range.panels, product.in, row, rows, total, total + kTotals);
   for (int r = 0; r < rows; ++r)
     finish_row(product, segment, first_output, range.panel, range.panels, row + r, total + r * range.panels * kLanes);
@@ -294,10 +215,11 @@ void linear(Team& team, const OctavoInstruction& instruction, const OctavoProgra
   product.out = program.buffer[instruction.out];
   product.width = instruction.width;
   product.rows = rows;
-  const Needs needs = needs_of(product.segments, product.segment_count);
-  const int64_t floats = prepared_floats(rows, instruction.depth, needs);
+  product.coded = instruction.i[2] != 0;
+  const Needs needs = needs_of(product.segments, product.segment_count, product.coded);
+  const int64_t floats = prepared_floats(needs, rows, instruction.depth);
   float* memory = floats > 0 ? team.shared(static_cast<size_t>(floats)) : nullptr;
-  product.in = prepare(team, program.buffer[instruction.in0], rows, instruction.depth, needs, memory);
+  product.in = prepare(team, needs, program.buffer[instruction.in0], rows, instruction.depth, memory);
   if (rows <= kFewLimit)
     few_rows(team, product);
   else
@@ -312,11 +234,11 @@ void head_linear(Team& team, const OctavoInstruction& instruction, const OctavoP
   product.out = program.buffer[instruction.out];
   product.width = instruction.width;
   product.rows = rows;
-  const Needs needs = needs_of(product.segments, instruction.i[1]);
+  const Needs needs = needs_of(product.segments, instruction.i[1], false);
   const int64_t gathered = (heads * rows * depth + 15) / 16 * 16;
-  float* memory = team.shared(static_cast<size_t>(gathered + prepared_floats(heads * rows, depth, needs)));
+  float* memory = team.shared(static_cast<size_t>(gathered + prepared_floats(needs, heads * rows, depth)));
   const float* x = gather_heads(team, program.buffer[instruction.in0], instruction, rows, memory);
-  product.in = prepare(team, x, heads * rows, depth, needs, memory + gathered);
+  product.in = prepare(team, needs, x, heads * rows, depth, memory + gathered);
   const int64_t blocks = rows <= kFewLimit ? 1 : (rows + kMostRows - 1) / kMostRows;
   team.parallel(heads * blocks, [&](int64_t task, int thread) {
     const Product one = head_product(product, task / blocks, width);

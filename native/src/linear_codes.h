@@ -165,10 +165,13 @@ template <int Number> inline Vec16 float_of_codes(const Int16& codes) {
 }
 
 // What a value is multiplied by before its scale, so that it costs less to decode. A power of two: nothing is rounded.
-template <int Number> constexpr float value_unit() {
+// Kernels on integers (Int) multiply nothing.
+template <int Number, bool Int = false> constexpr float value_unit() {
+  if (Int) return 1.0f;
 #if defined(OCTAVO_ISA_AVX512)
   if (format_of(Number).low_bits + format_of(Number).high_bits == 6) return 0x1p24f;
 #endif
+  if (format_of(Number).low_bits == 8) return 0x1p24f;
   return 1.0f;
 }
 
@@ -187,7 +190,9 @@ template <int Number, int Byte> inline Vec16 value_of_byte(const Int16& codes) {
   constexpr Format f = format_of(Number);
   constexpr int kBits = f.low_bits + f.high_bits;
 #if defined(OCTAVO_ISA_AVX512)
-  if constexpr (kBits == 6) {
+  if constexpr (kBits == 8) {
+    return {front_byte<Byte>(codes.v)};
+  } else if constexpr (kBits == 6) {
     const __m512i bits = _mm512_and_si512(codes.v, _mm512_set1_epi8(63));
     return {front_byte<Byte>(_mm512_sub_epi8(bits, _mm512_set1_epi8(static_cast<char>(f.offset))))};
   } else { // a permutation looks at the lowest 4 bits of an index, that of two registers at 5
@@ -199,7 +204,10 @@ template <int Number, int Byte> inline Vec16 value_of_byte(const Int16& codes) {
       return {_mm512_permutex2var_ps(_mm512_load_ps(table), index, _mm512_load_ps(table + 16))};
   }
 #else
-  return float_of_codes<Number>(keep_bits(shift_right<8 * Byte>(codes), (1u << kBits) - 1));
+  if constexpr (kBits == 8)
+    return to_float(keep_bits(shift_right<8 * Byte - 24>(codes), 0xff000000u));
+  else
+    return float_of_codes<Number>(keep_bits(shift_right<8 * Byte>(codes), (1u << kBits) - 1));
 #endif
 }
 
@@ -227,7 +235,11 @@ template <int Number, int Byte> inline void read_byte_pair(const Int16& even, co
 template <int Number, int Row> inline void read_eight(const uint8_t* low, const uint8_t* high, Vec16 (&out)[8]) {
   constexpr Format f = format_of(Number);
   if constexpr (f.low_bits == 8) {
-    for (int k = 0; k < 8; ++k) out[k] = to_float(load_signed_bytes(low + (8 * Row + k) * kLanes));
+    const Int16 even = load_words(low + Row * 128), odd = load_words(low + Row * 128 + 64);
+    read_byte_pair<Number, 0>(even, odd, out);
+    read_byte_pair<Number, 1>(even, odd, out);
+    read_byte_pair<Number, 2>(even, odd, out);
+    read_byte_pair<Number, 3>(even, odd, out);
   } else if constexpr (f.low_bits == 4 && f.high_bits == 0) {
     read_nibble_pair<Number, Row, 0>(low, out);
     read_nibble_pair<Number, Row, 1>(low, out);
@@ -257,24 +269,26 @@ struct SuperScales {
   Vec16 d, min;
 };
 
-template <int Number> inline SuperScales super_scales(const uint8_t* panel, const PanelLayout& at, int64_t superblock) {
+template <int Number, bool Int = false>
+inline SuperScales super_scales(const uint8_t* panel, const PanelLayout& at, int64_t superblock) {
   constexpr Format f = format_of(Number);
   SuperScales shared{};
   if constexpr (f.two_level()) {
     shared.d = load_halves(panel + at.super_scale + superblock * 2 * kLanes);
-    if constexpr (value_unit<Number>() != 1.0f) shared.d = shared.d * set1(1.0f / value_unit<Number>());
+    if constexpr (value_unit<Number, Int>() != 1.0f) shared.d = shared.d * set1(1.0f / value_unit<Number, Int>());
     if constexpr (f.mins) shared.min = zero() - load_halves(panel + at.super_min + superblock * 2 * kLanes);
   }
   return shared;
 }
 
-template <int Number>
+template <int Number, bool Int = false>
 inline Vec16 group_scale(const uint8_t* panel, const PanelLayout& at, const SuperScales& shared, int64_t group) {
   constexpr Format f = format_of(Number);
   const uint8_t* bytes = panel + at.scale + group * kLanes;
-  if constexpr (f.scale == Scale::half)
-    return load_halves(panel + at.scale + group * 2 * kLanes);
-  else if constexpr (f.scale == Scale::exponent)
+  if constexpr (f.scale == Scale::half) {
+    const Vec16 scale = load_halves(panel + at.scale + group * 2 * kLanes);
+    return value_unit<Number, Int>() == 1.0f ? scale : scale * set1(1.0f / value_unit<Number, Int>());
+  } else if constexpr (f.scale == Scale::exponent)
     return load_exponents(bytes);
   else if constexpr (f.scale == Scale::signed_bytes)
     return shared.d * to_float(load_signed_bytes(bytes));

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "formats.h"
+#include "linear_quantize.h"
 
 namespace octavo {
 
@@ -25,7 +26,8 @@ constexpr int kFewRows = 1, kWidestFew = 1, kWidestMany = 1;
 #endif
 
 constexpr int kMostRows = 60; // of one call
-constexpr int kScratchFloats = (kMostPanels * kDenseGroup + 4 * kMostPanels) * kLanes;
+constexpr int kTileUnits = 8; // of 32 inputs, whose codes are written out at once for inputs of 8 bits
+constexpr int kScratchFloats = kMostPanels * kTileUnits * (kUnit / 4 + 4) * kLanes; // for codes, scales and mins
 
 // Whether bf16 weights meet bf16 inputs two at a time, by VDPBF16PS, or as floats. Both are exact products of the same
 // rounded inputs, summed in different orders; a machine always takes the same. AMD's Zen 5 starts two of the
@@ -39,6 +41,7 @@ struct LinearInputs {
   const uint32_t* pairs; // [even_cols / 2] likewise, two a word, otherwise
   const float* sums16;   // [cols / 16] sums of 16
   const float* sums32;   // [cols / 32] sums of 32
+  CodedInputs coded;     // in 8 bits
   int64_t cols, even_cols;
 };
 
@@ -63,9 +66,13 @@ struct LinearKernel {
 LinearKernel dense_kernel(int32_t format);
 LinearKernel legacy_kernel(int32_t format);
 LinearKernel k_quant_kernel(int32_t format);
+LinearKernel int_legacy_kernel(int32_t format);
+LinearKernel int_k_quant_kernel(int32_t format);
 
-inline LinearKernel linear_kernel(int32_t format) {
+// coded: for inputs in 8 bits, which dense formats don't have.
+inline LinearKernel linear_kernel(int32_t format, bool coded) {
   const Format f = format_of(format);
+  if (coded && !f.dense()) return f.two_level() ? int_k_quant_kernel(format) : int_legacy_kernel(format);
   return f.dense() ? dense_kernel(format) : f.two_level() ? k_quant_kernel(format) : legacy_kernel(format);
 }
 

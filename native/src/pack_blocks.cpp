@@ -74,6 +74,8 @@ void read_q6(const uint8_t* p, int lane, BlockLanes& out) {
   for (int j = 0; j < 16; ++j) out.scale[j][lane] = p[192 + j];
 }
 
+// Of an input of a unit in a plane of 8 bits.
+int byte_position(int k, int lane) { return ((k / 8 * 2 + k % 2) * kLanes + lane) * 4 + k % 8 / 2; }
 int two_bit_position(int k) { return 8 * (k % 8 / 2) + 2 * (2 * (k / 8) + k % 2); }
 int one_bit_position(int k) { return 8 * (k % 8 / 2) + 2 * (k / 8) + k % 2; }
 
@@ -139,7 +141,9 @@ void read_block(int32_t format, const uint8_t* p, int lane, BlockLanes& out) {
 }
 
 void write_unit(const Format& format, const uint8_t (*code)[kLanes], uint8_t* low, uint8_t* high) {
-  if (format.low_bits == 8) std::memcpy(low, code, kUnit * kLanes);
+  if (format.low_bits == 8)
+    for (int k = 0; k < kUnit; ++k)
+      for (int lane = 0; lane < kLanes; ++lane) low[byte_position(k, lane)] = code[k][lane];
   if (format.low_bits == 4)
     write_plane(
         code, 8, 0, 15, [](int k) { return 4 * k; }, low);

@@ -64,7 +64,6 @@ FOREIGN: dict[str, Foreign] = {
     # Values of these that mean "the usual" pass.
     "tokenizer_mode": _refused("can only be 'auto'", "auto", "hf"),
     "load_format": _refused("can only be 'auto': safetensors and GGUF are recognised", "auto", "safetensors", "gguf"),
-    "quantization": _refused("is read from the checkpoint, which may be a GGUF file; leave it out", "auto", "gguf"),
     "model_impl": _refused("can only be 'auto': Octavo has one implementation of a model", "auto", "vllm"),
     "runner": _refused("can only be 'generate': pooling models are not supported yet", "auto", "generate"),
     "task": _refused("can only be 'generate': pooling models are not supported yet", "auto", "generate"),

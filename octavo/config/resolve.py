@@ -13,6 +13,7 @@ from octavo.config.engine import CacheConfig, EngineConfig
 from octavo.config.environment import Environment
 from octavo.config.machine import Machine
 from octavo.config.profile import PROFILES, Profile
+from octavo.config.quantization import FORMAT_OF_DTYPE, FORMAT_OF_SCHEME, choose_linear_compute, choose_quantization
 from octavo.config.sizing import Demand, Request, Setup, grant, read_wish, too_small
 from octavo.config.values import format_size, parse_size
 from octavo.errors import ConfigError, UnsupportedError
@@ -24,7 +25,6 @@ BY_PROFILE = "profile"  # how the reasons of its choices begin
 # A step's buffers and a prompt chunk's time grow with these; a small machine gets small ones.
 _SMALL_MACHINE_THREADS = 8
 _LOGITS_SHARE = 0.05  # of memory, for the logits of all sequences
-FORMAT_OF_DTYPE = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,8 @@ class ResolvedModel:
     isa: Choice[str]
     threads: Choice[int]
     weights: Choice[str]
+    quantization: Choice[str | None]
+    linear_compute: Choice[str]
     kv_cache_dtype: Choice[str]
     block_size: Choice[int]
     max_model_len: Choice[int]
@@ -113,13 +115,16 @@ def resolve_model(
     threads = _threads(config, machine, environment)
     max_model_len = _max_model_len(config, facts)
     max_num_seqs = _max_num_seqs(config, facts, machine, threads.value)
-    weights = _weights(config, facts)
+    quantization = Choice(*choose_quantization(config.model.quantization, facts.format))
+    weights = _weights(config, facts, quantization.value)
     backend, isa = _backend(config, environment, isas)
     return ResolvedModel(
         backend=backend,
         isa=isa,
         threads=threads,
         weights=weights,
+        quantization=quantization,
+        linear_compute=Choice(*choose_linear_compute(config.execution.linear_compute, weights.value, backend.value)),
         kv_cache_dtype=_kv_cache_dtype(config, weights.value),
         block_size=_asked_or_default(config.cache.block_size, 16, "the default"),
         max_model_len=max_model_len,
@@ -289,8 +294,10 @@ def _backend(config: EngineConfig, environment: Environment, isas: tuple[str, ..
     return backend, Choice(isas[0], f"the best of {', '.join(isas)} that this CPU runs")
 
 
-def _weights(config: EngineConfig, facts: ModelFacts) -> Choice[str]:
+def _weights(config: EngineConfig, facts: ModelFacts, quantization: str | None) -> Choice[str]:
     """How weights are stored in memory; quantized ones stay as they are, whatever `dtype` says."""
+    if quantization is not None:
+        return Choice(FORMAT_OF_SCHEME[quantization], f"quantization {quantization}")
     asked = FORMAT_OF_DTYPE.get(config.model.dtype)
     if asked is None or asked == facts.format:
         return Choice(facts.format, "as in the file")

@@ -15,7 +15,7 @@ from octavo.execution.tiers.pages import DevicePages
 from octavo.kernels.choose import KernelChoice, kernel_choices
 from octavo.kernels.cpu.library import NativeLibrary, load_library
 from octavo.kernels.cpu.packer import NativePacker
-from octavo.kernels.cpu.program import NativeProgram, ProgramLimits
+from octavo.kernels.cpu.program import NativeProgram, ProgramLimits, Recording
 from octavo.kernels.cpu.structs import CACHE_FORMAT_OF_DTYPE
 from octavo.kernels.cpu.team import ThreadTeam
 from octavo.model.decoder import Decoder
@@ -91,12 +91,15 @@ class NativeBackend:
         storage = self.pages = CpuStorage(config.cache.num_blocks.value, page)
         cache = storage.cache(model.kv_cache_dtype.value, model.block_size.value, table.tables)
         limits = ProgramLimits(model.max_num_batched_tokens.value, model.max_num_seqs.value)
-        self.program = record_program(self._library, self._team, decoder, limits, cache, model.max_model_len.value)
+        how = Recording(coded=model.linear_compute.value == "int8")
+        length = model.max_model_len.value
+        self.program = record_program(self._library, self._team, decoder, limits, cache, length, how)
         return NativeRunner(self.program, storage)
 
     def kernels(self, weights: Sequence[PackedWeight]) -> list[KernelChoice]:
         """See Backend."""
-        return kernel_choices(self._library, weights, forced="best" not in self._config.isa.reason)
+        forced, coded = "best" not in self._config.isa.reason, self._config.linear_compute.value == "int8"
+        return kernel_choices(self._library, weights, forced=forced, coded=coded)
 
     def close(self) -> None:
         """See Backend."""

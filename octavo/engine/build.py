@@ -170,7 +170,12 @@ def _load(config: EngineConfig, source: ModelSource, backend: Backend, model: Re
     directory = model.weight_cache_dir.value
     cache = WeightCache(directory, model.weight_cache_bytes.value) if directory is not None else None
     return load_decoder(
-        source, backend.packer, dtype=config.model.dtype, max_positions=model.max_model_len.value, cache=cache
+        source,
+        backend.packer,
+        dtype=config.model.dtype,
+        scheme=model.quantization.value,
+        max_positions=model.max_model_len.value,
+        cache=cache,
     )
 
 

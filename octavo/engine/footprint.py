@@ -16,7 +16,8 @@ from octavo.cache.group import KVCacheGroup
 from octavo.cache.layout import LayerBytes, groups_for, layer_caches, page_bytes, state_pages
 from octavo.config.engine import EngineConfig
 from octavo.config.environment import read_environment
-from octavo.config.resolve import FORMAT_OF_DTYPE, ResolvedModel, sizing_request
+from octavo.config.quantization import FORMAT_OF_DTYPE
+from octavo.config.resolve import ResolvedModel, sizing_request
 from octavo.config.sizing import Fit, Footprint, Setup, alternatives, measure, refusal
 from octavo.engine.backends import cache_layer_bytes
 from octavo.errors import ConfigError, OctavoError
@@ -61,7 +62,8 @@ class HeaderFootprint:
         self._spec = source.spec
         self._groups: dict[tuple[str, int], tuple[KVCacheGroup, ...]] = {}  # by element type and block size
         self._library = load_library(model.isa.value) if model.backend.value == "native" else None
-        self._plan: LoadPlan = plan_load(source.spec, source.weights, source.tensors, FORMAT_OF_DTYPE.get(dtype))
+        formats = FORMAT_OF_DTYPE.get(dtype), model.quantization.value
+        self._plan: LoadPlan = plan_load(source.spec, source.weights, source.tensors, *formats)
 
     @cached_property
     def formats(self) -> tuple[FormatBytes, ...]:

@@ -16,6 +16,9 @@ _ISA_REASON = {
 }
 
 
+_DENSE = ("f32", "f16")
+
+
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
     """One line of the table: `what` runs as `kernel`, because of `reason`."""
@@ -25,11 +28,14 @@ class KernelChoice:
     reason: str
 
 
-def kernel_choices(library: NativeLibrary, weights: Iterable[PackedWeight], forced: bool) -> list[KernelChoice]:
+def kernel_choices(
+    library: NativeLibrary, weights: Iterable[PackedWeight], forced: bool, coded: bool = False
+) -> list[KernelChoice]:
     """The library, then each weight format in use with its share of the weights.
 
     Args:
         forced: the instruction set was asked for by name.
+        coded: products with weights of block formats round their inputs to 8 bits.
     """
     reason = "asked for with --isa" if forced else _ISA_REASON.get(library.isa, "it is the best build present")
     choices = [KernelChoice("all ops", f"native {library.isa}", reason)]
@@ -39,12 +45,16 @@ def kernel_choices(library: NativeLibrary, weights: Iterable[PackedWeight], forc
             held[segment.format] += segment.rows * weight.shape[1]
     total = sum(held.values())
     for name, elements in held.most_common():
-        choices.append(_format_choice(name, elements / total))
+        choices.append(_format_choice(name, elements / total, coded))
     return choices
 
 
-def _format_choice(name: str, share: float) -> KernelChoice:
+def _format_choice(name: str, share: float, coded: bool) -> KernelChoice:
     code = format_code(name)
     kernel = "none" if code is None else f"linear {name}, panels of 16 rows"
-    inputs = "activations rounded to bf16" if name == "bf16" else "activations stay float32"
+    inputs = "activations stay float32"
+    if name == "bf16":
+        inputs = "activations rounded to bf16"
+    elif coded and name not in _DENSE:
+        inputs = "activations in 8 bits, one scale for 32"
     return KernelChoice(f"weights in {name}", kernel, f"{share:.0%} of the elements are stored so; {inputs}")

@@ -17,6 +17,7 @@ from octavo.model.families.table import Source, WeightTable
 from octavo.ops.weight import PackedWeight, StoredTensor
 from octavo.quantization.format import FORMATS, check_computable
 from octavo.quantization.gguf_blocks import bf16_from_f32, dequantize
+from octavo.quantization.quantize import target_format
 from octavo.spec.decoder import AttentionSpec, DecoderSpec, LatentSpec
 
 # Rows of a large tensor are read in slices of about this size: bounds what a load needs beyond the weights.
@@ -72,7 +73,13 @@ class Slice:
         rows = stored.data.reshape(-1, bytes_a_row)[self.start : self.start + shape[0]]
         rows = self.pairs.undo(rows)
         part = StoredTensor(name, stored.format, shape, np.ascontiguousarray(rows).reshape(-1))
-        return _converted(_transposed(part) if self.turned else part, self.format)
+        part = _transposed(part) if self.turned else part
+        return part if self.is_quantized else _converted(part, self.format)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether plain numbers of the file become blocks; a packer does that, after `read`."""
+        return FORMATS[self.format].role == "block" and FORMATS[self.tensor.format].role == "float"
 
     @property
     def stored_bytes(self) -> int:
@@ -128,17 +135,22 @@ class LoadPlan:
 
 
 def plan_load(
-    spec: DecoderSpec, table: WeightTable, tensors: Mapping[str, StoredTensor], dtype: str | None = None
+    spec: DecoderSpec,
+    table: WeightTable,
+    tensors: Mapping[str, StoredTensor],
+    dtype: str | None = None,
+    scheme: str | None = None,
 ) -> LoadPlan:
     """Find every weight of `spec` in `tensors`.
 
     Args:
         dtype: format that unquantized matrices are converted to ("f32", "f16", "bf16"); None keeps the file's.
+        scheme: how unquantized matrices are rounded to blocks ("int8", "int4"); None: not.
 
     Raises:
         CheckpointError: tensors are missing, surplus or misshapen; names the first ten of each kind.
     """
-    planner = _Planner(spec, table, tensors, dtype)
+    planner = _Planner(spec, table, tensors, dtype, scheme)
     assemble(spec, planner)
     planner.find_surplus()
     problems = planner.describe_problems()
@@ -159,12 +171,18 @@ class _Planner:
     """A Take that notes where things are."""
 
     def __init__(
-        self, spec: DecoderSpec, table: WeightTable, tensors: Mapping[str, StoredTensor], dtype: str | None
+        self,
+        spec: DecoderSpec,
+        table: WeightTable,
+        tensors: Mapping[str, StoredTensor],
+        dtype: str | None,
+        scheme: str | None,
     ) -> None:
         self._spec = spec
         self._table = table
         self._tensors = tensors
         self._dtype = dtype
+        self._scheme = scheme
         self._used: set[str] = set()
         self._problems = _Problems()
         self._prefix = self._find_prefix()
@@ -180,7 +198,11 @@ class _Planner:
                 continue
             shape = (columns, rows) if source.transpose else (rows + source.first_row, columns)
             if self._fits(tensor, shape) and self._usable(tensor, source):
-                slices += self._slices(source, tensor, rows, columns, self._pairs(place, part, source))
+                format = self._format(tensor)
+                if self._scheme is not None and FORMATS[tensor.format].role == "float":
+                    format = target_format(self._scheme, f"{place}{name}", columns) or format
+                cut = self._slices(source, tensor, rows, columns, self._pairs(place, part, source))
+                slices += [replace(each, format=format) for each in cut]
         self.matrices.append(MatrixPlan(f"{place}{name}", columns, tuple(slices)))
         return PackedWeight((0, 0), ())
 

@@ -38,6 +38,7 @@ def load_decoder(
     packer: Packer,
     *,
     dtype: str = "auto",
+    scheme: str | None = None,
     max_positions: int | None = None,
     cache: WeightCache | None = None,
 ) -> LoadedModel[Any]:
@@ -48,13 +49,14 @@ def load_decoder(
     Args:
         packer: the backend's; if it packs into memory it is given, `cache` is used, and it checks values itself.
         dtype: "float32", "float16" or "bfloat16" converts unquantized matrices; "auto" keeps them. Block formats stay.
+        scheme: "int8" or "int4" rounds unquantized matrices to blocks; None: none.
         max_positions: length of the rope tables (default: the model's own maximum).
 
     Raises:
         CheckpointError: tensors are missing, surplus, misshapen, or hold NaN or infinities; names them.
     """
     start = time.perf_counter()
-    plan = plan_load(source.spec, source.weights, source.tensors, _FORMAT_OF_DTYPE[dtype])
+    plan = plan_load(source.spec, source.weights, source.tensors, _FORMAT_OF_DTYPE[dtype], scheme)
     vectors = _read_vectors(source, plan.vectors, packer)
     from_cache = False
     if cache is not None and isinstance(packer, IntoMemoryPacker):
@@ -114,6 +116,7 @@ def _pack_all(source: ModelSource, plans: Iterable[MatrixPlan], packer: Packer) 
             try:
                 if not checks:
                     _check_values(stored)
+                stored = packer.quantize(stored, part.format) if part.is_quantized else stored
                 segments += packer.matrix([stored]).segments
             except CheckpointError as error:
                 problems.setdefault(stored.name, str(error))
@@ -154,6 +157,7 @@ def _pack_into(
         for index, part in enumerate(plan.slices):
             stored, region = part.read(), writer.region(plan.name, index)
             try:
+                stored = packer.quantize(stored, part.format) if part.is_quantized else stored
                 packer.pack_into(stored, region)
             except CheckpointError as error:
                 problems.setdefault(stored.name, str(error))

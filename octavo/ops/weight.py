@@ -64,6 +64,10 @@ class Packer(Protocol):
         """
         ...
 
+    def quantize(self, stored: StoredTensor, format: str) -> StoredTensor:
+        """A matrix of plain numbers rounded to a block format, as a file would hold it."""
+        ...
+
     def vector(self, values: NDArray[np.float32]) -> object:
         """A gain or bias, always float32, as the backend's ops take it."""
         ...

@@ -13,7 +13,7 @@ from octavo.execution.torch.runner import TorchRunner
 from octavo.execution.torch.storage import TorchStore
 from octavo.execution.worker import Worker
 from octavo.kernels.cpu.packer import NativePacker
-from octavo.kernels.cpu.program import ProgramLimits
+from octavo.kernels.cpu.program import ProgramLimits, Recording
 from octavo.kernels.cpu.structs import CACHE_FORMAT_OF_DTYPE
 from octavo.model.assembly import assemble
 from octavo.model.decoder import Decoder
@@ -150,7 +150,7 @@ def native_runner(isa, spec, table, *, threads=2, tokens=128, rows=8, dtype="flo
     storage.page(slice(None))[:] = 0xFF  # NaN: reading what nobody wrote shows
     cache = storage.cache(dtype, BLOCK_SIZE, table.tables)
     model = decoder(spec, NativePacker(native, threads_of), format)
-    program = record_program(native, threads_of, model, ProgramLimits(tokens, rows), cache, MAX_LEN, fused)
+    program = record_program(native, threads_of, model, ProgramLimits(tokens, rows), cache, MAX_LEN, Recording(fused))
     return NativeRunner(program, storage)
 
 

@@ -41,6 +41,7 @@ typedef struct {
  *
  *   EMBED           out[T, width] = row of table.         p[0] OctavoSegment*, i[1] their count, i[2] ids: 0 token ids, 1 positions
  *   LINEAR          out = in0 @ w^T (+ bias p[1]) (+ in1, a residual, when in1 >= 0).   p[0] OctavoSegment*, i[1] count, depth = in
+ *                                                         i[2] 1: inputs are rounded to 8 bits where the segment is of a block format
  *   RMS_NORM        out = norm(in0) * p[0] (null: 1).     f[0] eps
  *   LAYER_NORM      out = norm(in0) * p[0] + p[1].        f[0] eps
  *   ADD             out = in0 + in1

@@ -11,13 +11,14 @@ from octavo.execution.step_inputs import StepInputs
 from octavo.kernels.cpu.cache import NativeCache
 from octavo.kernels.cpu.instruction import Buffer, RecordedStep, Vector
 from octavo.kernels.cpu.library import NativeLibrary
-from octavo.kernels.cpu.program import NativeProgram, ProgramLimits
+from octavo.kernels.cpu.program import NativeProgram, ProgramLimits, Recording
 from octavo.kernels.cpu.recorder import ProgramRecorder
 from octavo.kernels.cpu.step import NativeStep
 from octavo.kernels.cpu.team import ThreadTeam
 from octavo.model.decoder import Decoder
 
 Floats = NDArray[np.float32]
+DEFAULT_RECORDING = Recording()
 
 
 def record_program(
@@ -27,12 +28,12 @@ def record_program(
     limits: ProgramLimits,
     cache: NativeCache,
     max_len: int,
-    fused: bool = True,
+    how: Recording = DEFAULT_RECORDING,
 ) -> NativeProgram:
     """One whole step of `decoder`, sampling included, as a program."""
-    recorder = ProgramRecorder(library, cache, max_len)
+    recorder = ProgramRecorder(library, cache, max_len, how.coded)
     decoder.forward(recorder, RecordedStep())
-    return NativeProgram(library, team, recorder.instructions, limits, cache, fused)
+    return NativeProgram(library, team, recorder.instructions, limits, cache, how.fused)
 
 
 class NativeRunner:

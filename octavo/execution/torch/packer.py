@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from octavo.errors import CheckpointError
 from octavo.ops.weight import PackedWeight, Segment, StoredTensor
 from octavo.quantization.gguf_blocks import dequantize
+from octavo.quantization.quantize import quantize
 
 _FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -27,6 +28,10 @@ class TorchPacker:
                 raise CheckpointError(f"{part.name}: shape {part.shape} cannot be stacked on rows of {width}")
         segments = tuple(Segment(part.format, part.shape[0], _tensor(part)) for part in parts)
         return PackedWeight((sum(part.shape[0] for part in parts), width), segments)
+
+    def quantize(self, stored: StoredTensor, format: str) -> StoredTensor:
+        """See `Packer.quantize`."""
+        return quantize(stored, format)
 
     def vector(self, values: NDArray[np.float32]) -> torch.Tensor:
         """A gain or bias, float32."""

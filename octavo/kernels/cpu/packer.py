@@ -48,6 +48,29 @@ class NativePacker:
             segments.append(Segment(part.format, rows, packed))
         return PackedWeight((sum(segment.rows for segment in segments), parts[0].shape[1]), tuple(segments))
 
+    def quantize(self, stored: StoredTensor, format: str) -> StoredTensor:
+        """A matrix of f32, f16 or bf16 rounded to q8_0 or q4_1; what the rounding is, quantization/quantize.py says.
+
+        Raises:
+            CheckpointError: another pair of formats, a width that is no whole number of blocks, or values that are not
+                finite.
+        """
+        rows, cols = _matrix_shape(stored)
+        source_code, code = format_code(stored.format), format_code(format)
+        if source_code is None or code is None:
+            raise CheckpointError(f"{stored.name}: {stored.format} cannot be rounded to {format}")
+        self._require_whole(stored, source_code)
+        source = np.ascontiguousarray(stored.data)
+        self._require_finite(stored.name, source_code, source, rows, cols)
+        blocks = aligned_bytes(max(self._library.source_bytes(code, rows, cols), 0))
+        call, team = self._library.call, self._team.handle
+        failed = call.octavo_quantize(team, source_code, source.ctypes.data, rows, cols, code, blocks.ctypes.data)
+        if failed:
+            raise CheckpointError(
+                f"{stored.name}: cannot round {stored.shape} of {stored.format} to {format} ({failed})"
+            )
+        return StoredTensor(stored.name, format, stored.shape, blocks)
+
     def vector(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """A contiguous, aligned float32 copy."""
         flat = np.asarray(values, np.float32).reshape(-1)
@@ -88,14 +111,19 @@ class NativePacker:
         source = np.ascontiguousarray(stored.data)
         if destination.nbytes != size or not destination.flags.c_contiguous or not is_aligned(destination):
             raise ValueError(f"{stored.name} needs {size} contiguous bytes, 64-byte aligned")
+        self._require_finite(stored.name, code, source, rows, cols)
         call, team = self._library.call, self._team.handle
-        if self._check:
-            row = call.octavo_find_invalid(team, code, source.ctypes.data, rows, cols)
-            if row >= 0:
-                raise CheckpointError(f"{stored.name}: row {row} holds a NaN or an infinity; the file is damaged")
         failed = call.octavo_pack(team, code, source.ctypes.data, rows, cols, destination.ctypes.data)
         if failed:
             raise CheckpointError(f"{stored.name}: cannot pack {stored.shape} of format {stored.format!r} ({failed})")
+
+    def _require_finite(self, name: str, code: Format, source: Bytes, rows: int, cols: int) -> None:
+        """Refuse damaged values, when asked to look."""
+        if not self._check:
+            return
+        row = self._library.call.octavo_find_invalid(self._team.handle, code, source.ctypes.data, rows, cols)
+        if row >= 0:
+            raise CheckpointError(f"{name}: row {row} holds a NaN or an infinity; the file is damaged")
 
     def _packed_size(self, stored: StoredTensor) -> int:
         """packed_bytes of a tensor, its name in the error."""

@@ -28,6 +28,17 @@ class ProgramLimits:
     rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """How a forward becomes a program.
+
+    fused: apply the peephole rules. coded: products with weights of block formats round their inputs to 8 bits.
+    """
+
+    fused: bool = True
+    coded: bool = False
+
+
 class NativeProgram:
     """Instructions, weights, buffers and cache, ready to run.
 

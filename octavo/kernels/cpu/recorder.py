@@ -29,15 +29,19 @@ class ProgramRecorder:
         library: whose packed layouts the weights are checked against.
         cache: what attention reads and writes; None when the program has none.
         max_len: longest context; rope and position tables must reach it.
+        coded: products with weights of block formats round their inputs to 8 bits.
 
     Every op raises InternalError when its arguments do not fit together.
     """
 
-    def __init__(self, library: NativeLibrary, cache: NativeCache | None = None, max_len: int = 0) -> None:
+    def __init__(
+        self, library: NativeLibrary, cache: NativeCache | None = None, max_len: int = 0, coded: bool = False
+    ) -> None:
         self.instructions: list[Instruction] = []
         self._library = library
         self._cache = cache
         self._max_len = max_len
+        self._coded = coded
         self._buffers = 0
 
     def input(self, width: int, axis: Axis = Axis.TOKENS) -> Buffer:
@@ -62,7 +66,7 @@ class ProgramRecorder:
         _require(depth == x.width, f"a weight of {depth} inputs is applied to an activation {x.width} wide")
         self._check_matrix(weight)
         _check_vector(bias, width, "bias")
-        integers = (len(weight.segments),)
+        integers = (len(weight.segments), int(self._coded))
         return self._emit(
             Instruction(Opcode.LINEAR, x.axis, width, x, depth=depth, integers=integers, operands=(weight, bias))
         )

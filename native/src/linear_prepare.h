@@ -1,0 +1,26 @@
+// The inputs of a product in the forms that its segments' kernels read.
+#pragma once
+#include "linear_kernels.h"
+#include "thread_team.h"
+
+namespace octavo {
+
+constexpr int64_t kWorthSharing = 16384; // elements that one thread prepares as fast as the team
+
+// What the segments' formats need beside the inputs themselves.
+struct Needs {
+  bool bf16 = false, sums16 = false, sums32 = false;
+  bool codes = false, code_sums16 = false, code_sums32 = false;
+  unsigned offsets = 0; // bit log2 of each dot_offset
+};
+
+// coded: inputs in 8 bits for the formats that can take them.
+Needs needs_of(const OctavoSegment* segments, int count, bool coded);
+
+// How much memory `rows` rows of `cols` inputs take; a multiple of 16.
+int64_t prepared_floats(const Needs& needs, int64_t rows, int64_t cols);
+
+// memory: prepared_floats(...), 64-byte aligned.
+LinearInputs prepare(Team& team, const Needs& needs, const float* x, int64_t rows, int64_t cols, float* memory);
+
+} // namespace octavo

@@ -1,0 +1,138 @@
+// Rounds rows of plain numbers to blocks of 32, as a file of that format would hold them.
+//
+//   q8_0  d = largest |x| / 127, codes to nearest.
+//   q4_1  x = d code + m. From several ranges, the widest that of the block itself, codes are rounded and d and m fitted
+//         to them by least squares, twice; the choice with the least squared error is kept. Ranges narrower than the
+//         block's cut off its extremes, which pays where few numbers are far out.
+#include <math.h>
+#include <string.h>
+
+#include "formats.h"
+#include "linear_codes.h"
+#include "octavo/abi.h"
+#include "simd/math.h"
+#include "thread_team.h"
+
+namespace octavo {
+namespace {
+
+constexpr float kRanges[] = {1.0f, 0.95f, 0.9f, 0.85f, 0.8f, 0.7f};
+constexpr int kFits = 2;
+constexpr float kLevels = 15.0f; // steps of a 4-bit code
+
+struct Block {
+  Vec16 low, high;
+};
+
+struct Line { // value = d code + m
+  float d, m;
+};
+
+Block read_block(int32_t format, const uint8_t* row, int64_t first) {
+  if (format == OCTAVO_F32) {
+    float values[kUnit];
+    memcpy(values, row + first * 4, sizeof values);
+    return {load(values), load(values + 16)};
+  }
+  uint16_t halves[kUnit];
+  memcpy(halves, row + first * 2, sizeof halves);
+  if (format == OCTAVO_F16) return {load_f16(halves), load_f16(halves + 16)};
+  return {load_bf16(halves), load_bf16(halves + 16)};
+}
+
+void write_half(float value, uint8_t* out) {
+  const uint16_t bits = to_f16(value);
+  memcpy(out, &bits, 2);
+}
+
+float through_half(float value) { return from_f16(to_f16(value)); }
+
+float largest_of(const Block& b) { return largest(max(b.low, b.high)); }
+float smallest_of(const Block& b) { return -largest(max(zero() - b.low, zero() - b.high)); }
+
+void store_codes(const Block& codes, uint8_t (&out)[kUnit]) {
+  float values[kUnit];
+  store(values, codes.low);
+  store(values + 16, codes.high);
+  for (int k = 0; k < kUnit; ++k) out[k] = static_cast<uint8_t>(static_cast<int32_t>(values[k]));
+}
+
+void write_q8_0(const Block& x, uint8_t* out) {
+  const float most = largest(max(absolute(x.low), absolute(x.high)));
+  const float d = through_half(most / 127.0f);
+  const Vec16 inverse = set1(d > 0.0f ? 1.0f / d : 0.0f), limit = set1(127.0f);
+  const auto code = [&](Vec16 v) { return max(min(round_int(v * inverse), limit), zero() - limit); };
+  uint8_t codes[kUnit];
+  store_codes({code(x.low), code(x.high)}, codes);
+  write_half(d, out);
+  memcpy(out + 2, codes, sizeof codes);
+}
+
+Block codes_of(const Block& x, Line line) {
+  const Vec16 inverse = set1(line.d != 0.0f ? 1.0f / line.d : 0.0f), m = set1(line.m);
+  const auto code = [&](Vec16 v) { return max(min(round_int((v - m) * inverse), set1(kLevels)), zero()); };
+  return {code(x.low), code(x.high)};
+}
+
+float error_of(const Block& x, const Block& codes, Line line) {
+  const Vec16 d = set1(line.d), m = set1(line.m);
+  const Vec16 low = x.low - fma(codes.low, d, m), high = x.high - fma(codes.high, d, m);
+  return sum(fma(high, high, low * low));
+}
+
+// Least squares of x over the codes; `line` when they are all the same.
+Line fit(const Block& x, const Block& codes, Line line) {
+  constexpr float kCount = kUnit;
+  const float q = sum(codes.low + codes.high), v = sum(x.low + x.high);
+  const float qq = sum(fma(codes.high, codes.high, codes.low * codes.low));
+  const float qv = sum(fma(codes.high, x.high, codes.low * x.low));
+  const float spread = kCount * qq - q * q;
+  if (!(spread > 0.0f)) return line;
+  const float d = (kCount * qv - q * v) / spread;
+  return {d, (v - d * q) / kCount};
+}
+
+void write_q4_1(const Block& x, uint8_t* out) {
+  const float least = smallest_of(x), range = largest_of(x) - least;
+  Line best{through_half(range / kLevels), through_half(least)}; // infinite if 16 bits do not hold it: packing refuses
+  float best_error = INFINITY;
+  for (const float share : kRanges) {
+    Line line{range * share / kLevels, least + 0.5f * range * (1.0f - share)};
+    for (int turn = 0; turn <= kFits; ++turn) {
+      const Line stored{through_half(line.d), through_half(line.m)};
+      const Block codes = codes_of(x, stored);
+      const float error = error_of(x, codes, stored);
+      if (error < best_error) best = stored, best_error = error;
+      line = fit(x, codes, line);
+    }
+  }
+  uint8_t codes[kUnit];
+  store_codes(codes_of(x, best), codes);
+  write_half(best.d, out);
+  write_half(best.m, out + 2);
+  for (int k = 0; k < 16; ++k) out[4 + k] = static_cast<uint8_t>(codes[k] | codes[k + 16] << 4);
+}
+
+} // namespace
+} // namespace octavo
+
+int32_t octavo_quantize(void* team, int32_t format, const void* source, int64_t rows, int64_t cols, int32_t target,
+                        void* blocks) {
+  using namespace octavo;
+  const Format from = format_of(format), to = format_of(target);
+  if (!from.known() || !from.dense() || (target != OCTAVO_Q8_0 && target != OCTAVO_Q4_1)) return -1;
+  if (cols % to.block) return -2;
+  const int64_t row_bytes = cols * from.source_bytes, count = cols / to.block;
+  static_cast<Team*>(team)->parallel_ranges(rows, 65536 / cols + 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row)
+      for (int64_t block = 0; block < count; ++block) {
+        const Block x = read_block(format, static_cast<const uint8_t*>(source) + row * row_bytes, block * to.block);
+        uint8_t* out = static_cast<uint8_t*>(blocks) + (row * count + block) * to.source_bytes;
+        if (target == OCTAVO_Q8_0)
+          write_q8_0(x, out);
+        else
+          write_q4_1(x, out);
+      }
+  });
+  return 0;
+}

@@ -1,0 +1,105 @@
+"""Rounds plain numbers to block formats while a model loads: which format a matrix gets, and what rounding means.
+
+The meaning is numpy's here; native/src/quantize.cpp does the same on all threads.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.ops.weight import StoredTensor
+from octavo.quantization.format import FORMATS
+from octavo.quantization.gguf_blocks import dequantize
+
+Floats = NDArray[np.float32]
+Codes = NDArray[np.uint8]  # [blocks, bytes of a block]
+
+# What --quantization means: the format of the layers' matrices, and of the embedding and the head, whose errors reach
+# the logits without anything to level them.
+SCHEMES: dict[str, tuple[str, str]] = {"int8": ("q8_0", "q8_0"), "int4": ("q4_1", "q8_0")}
+# Ranges that are tried for a block of q4_1, as shares of its own: narrower ones cut off its extremes.
+_RANGES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7)
+_FITS = 2  # times that d and m are fitted to the codes
+_LEVELS = np.float32(15)
+_CHUNK = 1 << 16  # blocks rounded together: bounds the memory
+
+
+def target_format(scheme: str, name: str, columns: int) -> str | None:
+    """The format that a matrix of plain numbers gets; None when its rows are no whole number of blocks.
+
+    Args:
+        name: canonical, as "embed" or "layers.3.mlp.down".
+    """
+    inside, outside = SCHEMES[scheme]
+    target = inside if name.startswith("layers.") else outside
+    return None if columns % FORMATS[target].elements else target
+
+
+def quantize(stored: StoredTensor, target: str) -> StoredTensor:
+    """Plain numbers as blocks of `target`."""
+    values = dequantize(stored.format, stored.data, stored.shape).reshape(-1, FORMATS[target].elements)
+    write = _WRITERS[target]
+    parts = [write(values[start : start + _CHUNK]) for start in range(0, len(values), _CHUNK)]
+    return StoredTensor(stored.name, target, stored.shape, np.concatenate(parts).reshape(-1))
+
+
+def _q8_0(values: Floats) -> Codes:
+    """[blocks, 32] -> f16 d = largest / 127, then 32 signed bytes."""
+    with np.errstate(over="ignore"):  # infinite scales are found when the matrix is packed
+        d = _halves(np.abs(values).max(axis=1) / np.float32(127))
+    inverse = _inverse(d.astype(np.float32))
+    codes = np.clip(np.rint(values * inverse[:, None]), -127, 127).astype(np.int8)
+    return np.concatenate([d[:, None].view(np.uint8), codes.view(np.uint8)], axis=1)
+
+
+def _q4_1(values: Floats) -> Codes:
+    """[blocks, 32] -> f16 d, f16 m, then 32 codes: the d and m tried that leave the least squared error."""
+    least = values.min(axis=1)
+    span = values.max(axis=1) - least
+    best = [_rounded(span / _LEVELS), _rounded(least)]
+    best_error = np.full(len(values), np.inf, np.float32)
+    for share in _RANGES:
+        d, m = span * np.float32(share) / _LEVELS, least + np.float32(0.5) * span * np.float32(1 - share)
+        for _ in range(_FITS + 1):
+            d16, m16 = _rounded(d), _rounded(m)
+            codes = _codes(values, d16, m16)
+            error = np.square(values - (codes * d16[:, None] + m16[:, None])).sum(axis=1)
+            better = error < best_error
+            best = [np.where(better, new, old) for new, old in zip((d16, m16), best, strict=True)]
+            best_error = np.where(better, error, best_error)
+            d, m = _fitted(values, codes, d, m)
+    codes = _codes(values, *best).astype(np.uint8)
+    numbers = [_halves(number)[:, None].view(np.uint8) for number in best]
+    return np.concatenate([*numbers, codes[:, :16] | codes[:, 16:] << 4], axis=1)
+
+
+def _fitted(values: Floats, codes: Floats, d: Floats, m: Floats) -> tuple[Floats, Floats]:
+    """Least squares of values = d codes + m; d and m where all codes of a block are the same."""
+    count = np.float32(values.shape[1])
+    q, v = codes.sum(axis=1), values.sum(axis=1)
+    spread = count * np.square(codes).sum(axis=1) - q * q
+    slope = (count * (codes * values).sum(axis=1) - q * v) / np.where(spread > 0, spread, 1)
+    fitted = (slope, (v - slope * q) / count)
+    return np.where(spread > 0, fitted[0], d).astype(np.float32), np.where(spread > 0, fitted[1], m).astype(np.float32)
+
+
+def _codes(values: Floats, d: Floats, m: Floats) -> Floats:
+    return np.clip(np.rint((values - m[:, None]) * _inverse(d)[:, None]), 0, _LEVELS)
+
+
+def _inverse(d: Floats) -> Floats:
+    return np.divide(np.float32(1), d, out=np.zeros_like(d), where=d != 0)
+
+
+def _halves(values: Floats) -> NDArray[np.float16]:
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(values.astype(np.float16))
+
+
+def _rounded(values: Floats) -> Floats:
+    """As float16 holds them."""
+    return _halves(values).astype(np.float32)
+
+
+_WRITERS: dict[str, Callable[[Floats], Codes]] = {"q8_0": _q8_0, "q4_1": _q4_1}
