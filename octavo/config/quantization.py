@@ -11,8 +11,8 @@ _CHECKPOINTS = ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors"
 _FP8 = ("fp8", "fbgemm_fp8", "ptpc_fp8", "mxfp4", "mxfp8")
 
 
-def choose_quantization(asked: str | None, stored: str) -> tuple[str | None, str]:
-    """The scheme that unquantized weights are rounded by, or None; and why.
+def choose_quantization(asked: str | None, stored: str) -> tuple[str, str]:
+    """The scheme that unquantized weights are rounded by, or "none"; and why.
 
     Args:
         stored: the format that most weights have in the file.
@@ -23,7 +23,7 @@ def choose_quantization(asked: str | None, stored: str) -> tuple[str | None, str
     """
     quantized = stored not in FORMAT_OF_DTYPE.values()
     if asked in (None, "auto", "none") or (asked == "gguf" and quantized):
-        return (None, f"the file's {stored}" if quantized else "not asked for")
+        return ("none", f"the file's {stored}" if quantized else "not asked for")
     ours = " and ".join(FORMAT_OF_SCHEME)
     if asked == "gguf":
         raise ConfigError(f"quantization gguf: the model is no quantized GGUF file but {stored}; {ours} would round it")

@@ -54,7 +54,7 @@ class ResolvedModel:
     isa: Choice[str]
     threads: Choice[int]
     weights: Choice[str]
-    quantization: Choice[str | None]
+    quantization: Choice[str]
     linear_compute: Choice[str]
     kv_cache_dtype: Choice[str]
     block_size: Choice[int]
@@ -294,9 +294,9 @@ def _backend(config: EngineConfig, environment: Environment, isas: tuple[str, ..
     return backend, Choice(isas[0], f"the best of {', '.join(isas)} that this CPU runs")
 
 
-def _weights(config: EngineConfig, facts: ModelFacts, quantization: str | None) -> Choice[str]:
+def _weights(config: EngineConfig, facts: ModelFacts, quantization: str) -> Choice[str]:
     """How weights are stored in memory; quantized ones stay as they are, whatever `dtype` says."""
-    if quantization is not None:
+    if quantization in FORMAT_OF_SCHEME:
         return Choice(FORMAT_OF_SCHEME[quantization], f"quantization {quantization}")
     asked = FORMAT_OF_DTYPE.get(config.model.dtype)
     if asked is None or asked == facts.format:

@@ -139,13 +139,13 @@ def plan_load(
     table: WeightTable,
     tensors: Mapping[str, StoredTensor],
     dtype: str | None = None,
-    scheme: str | None = None,
+    scheme: str = "none",
 ) -> LoadPlan:
     """Find every weight of `spec` in `tensors`.
 
     Args:
         dtype: format that unquantized matrices are converted to ("f32", "f16", "bf16"); None keeps the file's.
-        scheme: how unquantized matrices are rounded to blocks ("int8", "int4"); None: not.
+        scheme: how unquantized matrices are rounded to blocks ("int8", "int4"), or "none".
 
     Raises:
         CheckpointError: tensors are missing, surplus or misshapen; names the first ten of each kind.
@@ -176,7 +176,7 @@ class _Planner:
         table: WeightTable,
         tensors: Mapping[str, StoredTensor],
         dtype: str | None,
-        scheme: str | None,
+        scheme: str,
     ) -> None:
         self._spec = spec
         self._table = table
@@ -199,7 +199,7 @@ class _Planner:
             shape = (columns, rows) if source.transpose else (rows + source.first_row, columns)
             if self._fits(tensor, shape) and self._usable(tensor, source):
                 format = self._format(tensor)
-                if self._scheme is not None and FORMATS[tensor.format].role == "float":
+                if self._scheme != "none" and FORMATS[tensor.format].role == "float":
                     format = target_format(self._scheme, f"{place}{name}", columns) or format
                 cut = self._slices(source, tensor, rows, columns, self._pairs(place, part, source))
                 slices += [replace(each, format=format) for each in cut]

@@ -38,7 +38,7 @@ def load_decoder(
     packer: Packer,
     *,
     dtype: str = "auto",
-    scheme: str | None = None,
+    scheme: str = "none",
     max_positions: int | None = None,
     cache: WeightCache | None = None,
 ) -> LoadedModel[Any]:
@@ -49,7 +49,7 @@ def load_decoder(
     Args:
         packer: the backend's; if it packs into memory it is given, `cache` is used, and it checks values itself.
         dtype: "float32", "float16" or "bfloat16" converts unquantized matrices; "auto" keeps them. Block formats stay.
-        scheme: "int8" or "int4" rounds unquantized matrices to blocks; None: none.
+        scheme: "int8" or "int4" rounds unquantized matrices to blocks.
         max_positions: length of the rope tables (default: the model's own maximum).
 
     Raises:

@@ -71,7 +71,8 @@ def _q4_1(values: Floats) -> Codes:
             d, m = _fitted(values, codes, d, m)
     codes = _codes(values, *best).astype(np.uint8)
     numbers = [_halves(number)[:, None].view(np.uint8) for number in best]
-    return np.concatenate([*numbers, codes[:, :16] | codes[:, 16:] << 4], axis=1)
+    pairs = np.bitwise_or(codes[:, :16], np.left_shift(codes[:, 16:], np.uint8(4)), dtype=np.uint8)
+    return np.concatenate([*numbers, pairs], axis=1)
 
 
 def _fitted(values: Floats, codes: Floats, d: Floats, m: Floats) -> tuple[Floats, Floats]:

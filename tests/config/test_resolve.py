@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,3 +146,42 @@ def test_what_is_asked_for_wins_over_the_profile() -> None:
     assert resolve(profile="latency", enable_chunked_prefill=False).target_itl_ms.value == 0.0
     assert blocks(memory=2 * GIB, profile="memory") == 409  # a fifth of what is free
     assert blocks(memory=2 * GIB, profile="memory", gpu_memory_utilization=0.25) == 512
+
+
+@pytest.mark.parametrize(
+    ("options", "format", "expected"),
+    [
+        ({}, "bf16", ("none", "bf16", "exact")),
+        ({}, "q4_k", ("none", "q4_k", "int8")),
+        ({"linear_compute": "exact"}, "q4_k", ("none", "q4_k", "exact")),
+        ({"quantization": "int8"}, "bf16", ("int8", "q8_0", "int8")),
+        ({"quantization": "int4", "linear_compute": "exact"}, "f16", ("int4", "q4_1", "exact")),
+        ({"quantization": "gguf"}, "q8_0", ("none", "q8_0", "int8")),
+        ({"quantization": "auto"}, "f32", ("none", "f32", "exact")),
+    ],
+)
+def test_rounded_weights_meet_inputs_in_8_bits(options: dict[str, Any], format: str, expected: tuple[str, ...]) -> None:
+    model = resolve(facts=replace(FACTS, format=format), **options)
+    assert (model.quantization.value, model.weights.value, model.linear_compute.value) == expected
+    assert all(choice.reason for choice in (model.quantization, model.weights, model.linear_compute))
+
+
+@pytest.mark.parametrize(
+    ("asked", "format", "error", "words"),
+    [
+        ("awq", "bf16", UnsupportedError, "awq is not supported yet"),
+        ("fp8", "bf16", UnsupportedError, "int8 and int4"),
+        ("int3", "bf16", ConfigError, "unknown quantization 'int3'"),
+        ("int8", "q4_k", ConfigError, "are q4_k already"),
+        ("gguf", "bf16", ConfigError, "no quantized GGUF file"),
+    ],
+)
+def test_quantization_that_cannot_be(asked: str, format: str, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        resolve(facts=replace(FACTS, format=format), quantization=asked)
+
+
+def test_the_torch_backend_multiplies_floats() -> None:
+    assert resolve(facts=replace(FACTS, format="q8_0"), backend="torch").linear_compute.value == "exact"
+    with pytest.raises(UnsupportedError, match="linear_compute int8"):
+        resolve(backend="torch", linear_compute="int8")

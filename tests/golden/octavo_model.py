@@ -10,8 +10,9 @@ _LISTED = TOP + 3
 
 
 def open_llm(path, **options):
-    """A model of a file or directory; prompts are token ids."""
-    options = {"max_model_len": 1024, "num_gpu_blocks_override": 1024, "weight_cache": False, **options}
+    """A model of a file or directory; prompts are token ids. Products are exact unless asked otherwise."""
+    defaults = {"max_model_len": 1024, "num_gpu_blocks_override": 1024, "weight_cache": False}
+    options = {**defaults, "linear_compute": "exact", **options}
     return LLM(str(path), **options)
 
 

@@ -16,6 +16,9 @@ from tests.golden.requantize import FORMATS, Requantizer, read_perplexities
 
 # Relative difference from transformers in float32 with the same quantized weights.
 TOLERANCE = 5e-4
+# The same when products round their inputs to 8 bits; one format of each kind of kernel.
+INT8_TOLERANCE = 0.01
+INT8_FORMATS = ("q4_0", "q8_0", "q4_k", "q6_k")
 # How much a format may raise the perplexity of float32, as a share of it. Formats of 256-element blocks hold only the
 # down projections here (requantize.py). The test's quantizers only round: files made with care do better.
 BOUNDS = {
@@ -43,6 +46,19 @@ def test_perplexity_is_the_oracle_s(format, requantizer, ids, tmp_path):
     path.unlink()
     assert found == pytest.approx(wanted[format], rel=TOLERANCE)
     assert found <= wanted["f32"] * (1 + BOUNDS[format] + TOLERANCE)
+
+
+@pytest.mark.parametrize("format", INT8_FORMATS)
+def test_inputs_in_8_bits_cost_little(format, requantizer, ids, tmp_path):
+    """The default for such weights. Different numbers, so it was in effect."""
+    path = requantizer.write(format, tmp_path / f"{format}.gguf")
+    with open_llm(path, skip_tokenizer_init=True, linear_compute="auto") as llm:
+        assert llm.llm_engine.engine.resolved.model.linear_compute.value == "int8"
+        found = perplexity(llm, ids)
+    path.unlink()
+    wanted = read_perplexities()[format]
+    assert found == pytest.approx(wanted, rel=INT8_TOLERANCE)
+    assert found != pytest.approx(wanted, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", PROMPTS)

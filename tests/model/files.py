@@ -7,6 +7,7 @@ import numpy as np
 
 from octavo.ops.weight import PackedWeight, Segment
 from octavo.quantization.format import FORMATS
+from octavo.quantization.quantize import quantize
 
 
 class CopyPacker:
@@ -22,6 +23,9 @@ class CopyPacker:
             self.pack_into(part, region)
             segments.append(Segment(part.format, part.shape[0], region))
         return PackedWeight((sum(part.shape[0] for part in parts), parts[0].shape[1]), tuple(segments))
+
+    def quantize(self, stored, format):
+        return quantize(stored, format)
 
     def vector(self, values):
         return np.array(values, np.float32)
@@ -42,6 +46,9 @@ class PlainPacker:
 
     def matrix(self, parts):
         return self._inner.matrix(parts)
+
+    def quantize(self, stored, format):
+        return quantize(stored, format)
 
     def vector(self, values):
         return np.array(values, np.float32)

@@ -257,3 +257,16 @@ def test_the_weights_stay_usable_when_their_file_is_evicted(model, directory):
     files(directory)[0].unlink()
     assert matrices(loaded) == before
     assert np.any(loaded.weights.embed.segments[0].data)
+
+
+def test_rounded_weights_are_cached_apart_from_exact_ones(model, tmp_path):
+    directory = tmp_path / "cache"
+    exact, _, _ = load(model, directory)
+    rounded, _, packed = load(model, directory, scheme="int8")
+    assert packed
+    assert not rounded.from_cache
+    again, cache, packed = load(model, directory, scheme="int8")
+    assert again.from_cache
+    assert cache.counts.hits == 1
+    assert packed == 0
+    assert matrices(again) == matrices(rounded) != matrices(exact)
