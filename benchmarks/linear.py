@@ -3,7 +3,7 @@
     python benchmarks/linear.py --formats bf16 q4_1 q8_0 --rows 4096 --cols 1536 --tokens 1 8 64 256
 
 GB/s count packed weight bytes; GFLOP/s count 2 * rows * cols * tokens. Each figure is the best of --repeats runs over
---megabytes of different matrices, so that one row reads memory and not a cache.
+--megabytes of different matrices, so that one row reads memory and not a cache. Ceilings are probed in the same run.
 """
 
 import argparse
@@ -54,6 +54,15 @@ class Bench:
             self.library.call.octavo_read_bytes(self.team.handle, data.ctypes.data, data.nbytes)
             times.append(time.perf_counter() - start)
         return data.nbytes / min(times) / 1e9
+
+    def operations_per_second(self, coded: bool) -> float:
+        """Multiplications and additions of the team in registers, in floats or in numbers of 8 bits."""
+        rates: list[float] = []
+        for _ in range(self.repeats):
+            start = time.perf_counter()
+            operations = self.library.call.octavo_multiply(self.team.handle, int(coded), 1_000_000)
+            rates.append(operations / (time.perf_counter() - start))
+        return max(rates)
 
 
 def packed_matrix(bench: Bench, code: Format, rows: int, cols: int) -> np.ndarray:
@@ -114,14 +123,21 @@ def main() -> None:
     library = load_library(options.isa)
     bench = Bench(library, ThreadTeam(library, options.threads), options.repeats)
     print(f"{library.isa}, {options.threads} threads, {options.rows} x {options.cols}")
-    print(f"reading: {bench.read_gigabytes_per_second(options.megabytes):.1f} GB/s")
+    peaks = {"exact": bench.operations_per_second(False) / 1e9, "int8": bench.operations_per_second(True) / 1e9}
+    reading = bench.read_gigabytes_per_second(options.megabytes)
+    print(f"reading: {reading:.1f} GB/s; registers: {peaks['exact']:.0f} GFLOP/s, {peaks['int8']:.0f} GOP/s in 8 bits")
     for name in options.formats:
         for tokens in options.tokens:
             megabytes = options.megabytes if tokens == 1 else options.megabytes // 8
             shape = (options.rows, options.cols)
             for compute in options.compute:
                 speed, product = measure(bench, Format[name.upper()], shape, tokens, megabytes, compute == "int8")
-                print(f"{name:7} {compute:6} {tokens:5} rows {speed:7.1f} GB/s {product:8.0f} GFLOP/s", flush=True)
+                peak = peaks["exact" if name in ("f32", "f16", "bf16") else compute]
+                shares = f"{speed / reading:4.0%} of reading, {product / peak:4.0%} of the peak"
+                print(
+                    f"{name:7} {compute:6} {tokens:5} rows {speed:7.1f} GB/s {product:8.0f} GFLOP/s: {shares}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

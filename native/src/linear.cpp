@@ -12,13 +12,13 @@ namespace octavo {
 namespace {
 
 constexpr int64_t kTaskBytes = 1 << 16;                        // of weights, that are worth a task of their own
-constexpr int64_t kFewLimit = kFewRows > 1 ? 2 * kFewRows : 1; // rows that go that way: each pass reads the codes again
 constexpr int kTileStep = 12;                                  // blocks of rows are multiples of it
 
 struct Product {
   const OctavoSegment* segments;
   int segment_count;
   LinearInputs in;
+  int64_t first_input; // the prepared row that is row 0 here
   const float* bias;     // null: none
   const float* residual; // null: none
   float* out;
@@ -66,7 +66,7 @@ void run_few(const Product& product, const OctavoSegment& segment, int64_t first
     for (int64_t row = 0; row < product.rows; row += height) {
       const int rows = static_cast<int>(product.rows - row < height ? product.rows - row : height);
       float total[kFewRows * kMostPanels * kLanes];
-      kernel.few[rows - 1][wide](strip_at(segment, panel), product.in, row, total);
+      kernel.few[rows - 1][wide](strip_at(segment, panel), product.in, product.first_input + row, total);
       for (int r = 0; r < rows; ++r)
         finish_row(product, segment, first_output, panel, panels, row + r, total + r * panels * kLanes);
     }
@@ -146,7 +146,7 @@ void run_strip(Team& team, int thread, const Product& product, int widest, int64
   constexpr int kTotals = kMostRows * kMostPanels * kLanes;
   float* total = team.scratch(thread, kTotals + kScratchFloats);
   linear_kernel(segment.format, product.coded)
-      .many(strip_at(segment, range.panel), range.panels, product.in, row, rows, total, total + kTotals);
+      .many(strip_at(segment, range.panel), range.panels, product.in, product.first_input + row, rows, total, total + kTotals);
   for (int r = 0; r < rows; ++r)
     finish_row(product, segment, first_output, range.panel, range.panels, row + r, total + r * range.panels * kLanes);
 }
@@ -182,17 +182,11 @@ const float* gather_heads(Team& team, const float* x, const OctavoInstruction& c
 
 // The rows of one head, whose matrix is one segment, as a product of its own.
 Product head_product(const Product& all, int64_t head, int64_t width) {
-  const int64_t first = head * all.rows;
   Product product = all;
+  product.first_input = head * all.rows;
   product.segments = all.segments + head;
   product.segment_count = 1;
   product.out = all.out + head * width;
-  product.in.values += first * all.in.cols;
-  const int64_t even = first * all.in.even_cols;
-  if (all.in.rounded) product.in.rounded += even;
-  if (all.in.pairs) product.in.pairs += even / 2;
-  if (all.in.sums16) product.in.sums16 += first * (all.in.cols / 16);
-  if (all.in.sums32) product.in.sums32 += first * (all.in.cols / 32);
   return product;
 }
 
@@ -217,9 +211,10 @@ void linear(Team& team, const OctavoInstruction& instruction, const OctavoProgra
   product.rows = rows;
   product.coded = instruction.i[2] != 0;
   const Needs needs = needs_of(product.segments, product.segment_count, product.coded);
-  const int64_t floats = prepared_floats(needs, rows, instruction.depth);
+  const RowLayout layout{rows, instruction.depth, rows > kFewLimit};
+  const int64_t floats = prepared_floats(needs, layout);
   float* memory = floats > 0 ? team.shared(static_cast<size_t>(floats)) : nullptr;
-  product.in = prepare(team, needs, program.buffer[instruction.in0], rows, instruction.depth, memory);
+  product.in = prepare(team, needs, program.buffer[instruction.in0], layout, memory);
   if (rows <= kFewLimit)
     few_rows(team, product);
   else
@@ -235,10 +230,11 @@ void head_linear(Team& team, const OctavoInstruction& instruction, const OctavoP
   product.width = instruction.width;
   product.rows = rows;
   const Needs needs = needs_of(product.segments, instruction.i[1], false);
+  const RowLayout layout{heads * rows, depth, rows > kFewLimit};
   const int64_t gathered = (heads * rows * depth + 15) / 16 * 16;
-  float* memory = team.shared(static_cast<size_t>(gathered + prepared_floats(needs, heads * rows, depth)));
+  float* memory = team.shared(static_cast<size_t>(gathered + prepared_floats(needs, layout)));
   const float* x = gather_heads(team, program.buffer[instruction.in0], instruction, rows, memory);
-  product.in = prepare(team, needs, x, heads * rows, depth, memory + gathered);
+  product.in = prepare(team, needs, x, layout, memory + gathered);
   const int64_t blocks = rows <= kFewLimit ? 1 : (rows + kMostRows - 1) / kMostRows;
   team.parallel(heads * blocks, [&](int64_t task, int thread) {
     const Product one = head_product(product, task / blocks, width);

@@ -8,8 +8,8 @@
 
 namespace octavo {
 
-template <int Number> const float* group_sums(const LinearInputs& in, int64_t row) {
-  return format_of(Number).group == 16 ? in.sums16 + row * (in.cols / 16) : in.sums32 + row * (in.cols / 32);
+template <int Number> const float* group_sums(const LinearInputs& in) {
+  return format_of(Number).group == 16 ? in.sums16 : in.sums32;
 }
 
 // A tile of few rows, held in registers while a strip's codes go by once.
@@ -74,7 +74,7 @@ void few_block_rows(const Strip& strip, const LinearInputs& in, int64_t row, flo
   constexpr Format f = format_of(Number);
   constexpr int64_t kUnits = f.block / kUnit;
   BlockTile<Number, Rows, Panels> tile{
-      strip, in.values + row * in.cols, f.mins ? group_sums<Number>(in, row) : nullptr, in.cols, {}, {}};
+      strip, in.values + row * in.cols, f.mins ? group_sums<Number>(in) + row * (in.cols / f.group) : nullptr, in.cols, {}, {}};
 #pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
@@ -132,13 +132,11 @@ void many_block_rows(const Strip& strip, int panels, const LinearInputs& in, int
       tile.weights = scratch + g * f.group * kLanes;
       tile.panel_stride = kUnit * kLanes;
       tile.count = f.group;
-      tile.inputs = in.values + row * in.cols + group * f.group;
-      tile.row_stride = in.cols;
+      tile.inputs = in.values + in.layout.at(row, group * f.group, kFloatRun);
       tile.scales = scales + g * panels * kLanes;
       if constexpr (f.mins) {
         tile.mins = mins + g * panels * kLanes;
-        tile.sums = group_sums<Number>(in, row) + group;
-        tile.sum_stride = in.cols / f.group;
+        tile.sums = group_sums<Number>(in) + in.layout.of_group(row, group, 0);
       }
       tile.total = total;
       run_float_tile(tile, rows, panels);

@@ -13,6 +13,8 @@
 namespace octavo {
 namespace {
 
+static_assert(kDenseGroup == kFloatRun && kPairGroup == 2 * kPairRun, "a group is a run");
+
 // The weights of inputs k and k + 1.
 template <int Number> inline void read_pair(const uint8_t* panel, int64_t k, Vec16& first, Vec16& second) {
   if constexpr (Number == OCTAVO_F32) {
@@ -33,8 +35,8 @@ template <int Number> inline Vec16 read_last(const uint8_t* panel, int64_t k) {
                               : load_halves(panel + k * 2 * kLanes);
 }
 
-template <int Number> const float* dense_inputs(const LinearInputs& in, int64_t row) {
-  return Number == OCTAVO_BF16 ? in.rounded + row * in.even_cols : in.values + row * in.cols;
+template <int Number> const float* dense_inputs(const LinearInputs& in) {
+  return Number == OCTAVO_BF16 ? in.rounded : in.values;
 }
 
 template <int Number> int64_t dense_cols(const LinearInputs& in) {
@@ -44,8 +46,8 @@ template <int Number> int64_t dense_cols(const LinearInputs& in) {
 template <int Number, int Rows, int Panels>
 void few_dense_rows(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
   constexpr int64_t kBytes = format_of(Number).low_bits / 8 * kLanes; // of one input
-  const float* x = dense_inputs<Number>(in, row);
   const int64_t cols = dense_cols<Number>(in), ahead = Panels * strip.layout.bytes;
+  const float* x = dense_inputs<Number>(in) + row * cols;
   Vec16 total[Rows][Panels];
   for (int r = 0; r < Rows; ++r)
     for (int p = 0; p < Panels; ++p) total[r][p] = zero();
@@ -113,8 +115,7 @@ void many_dense_rows(const Strip& strip, int panels, const LinearInputs& in, int
       tile.panel_stride = kDenseGroup * kLanes;
     }
     tile.count = end - start;
-    tile.inputs = dense_inputs<Number>(in, row) + start;
-    tile.row_stride = cols;
+    tile.inputs = dense_inputs<Number>(in) + in.layout.at(row, start, kFloatRun);
     tile.total = total;
     run_float_tile(tile, rows, panels);
   }
@@ -169,8 +170,7 @@ void many_pair_rows(const Strip& strip, int panels, const LinearInputs& in, int6
     tile.weights = strip.panels + start * 4 * kLanes;
     tile.panel_stride = strip.layout.bytes;
     tile.count = start + kPairGroup / 2 < words ? kPairGroup / 2 : words - start;
-    tile.inputs = in.pairs + row * words + start;
-    tile.row_stride = words;
+    tile.inputs = in.pairs + in.layout.at(row, start, kPairRun);
     tile.total = total;
     run_pair_tile(tile, rows, panels);
   }

@@ -18,7 +18,7 @@ constexpr int log_of(int power) {
   return log;
 }
 
-// What a format's kernels read of the inputs, for one row on.
+// What a format's kernels read of the inputs.
 template <int Number> struct IntInputs {
   static constexpr Format f = format_of(Number);
   static constexpr int kGroups = kUnit / f.group; // of a unit
@@ -28,11 +28,13 @@ template <int Number> struct IntInputs {
   const int32_t* starts = nullptr;
   int64_t cols;
 
-  IntInputs(const LinearInputs& in, int64_t row)
-      : codes(in.coded.codes + row * in.cols), scales(in.coded.scales + row * (in.cols / kUnit)), cols(in.cols) {
-    const int64_t group = row * (in.cols / f.group);
-    if constexpr (f.mins) sums = (f.group == 16 ? in.coded.sums16 : in.coded.sums32) + group;
-    if constexpr (dot_offset(f) != 0) starts = in.coded.starts[log_of(dot_offset(f))] + group;
+  // From a row on, group by group and input by input.
+  IntInputs(const LinearInputs& in, int64_t row, int64_t unit)
+      : codes(in.coded.codes + in.layout.at(row, unit * kUnit, kCodeRun)),
+        scales(in.coded.scales + in.layout.of_group(row, unit, in.cols / kUnit)), cols(in.cols) {
+    const int64_t at = in.layout.of_group(row, unit * kGroups, in.cols / f.group);
+    if constexpr (f.mins) sums = (f.group == 16 ? in.coded.sums16 : in.coded.sums32) + at;
+    if constexpr (dot_offset(f) != 0) starts = in.coded.starts[log_of(dot_offset(f))] + at;
   }
 };
 
@@ -111,7 +113,7 @@ template <int Number, int Rows, int Panels>
 void few_int_rows(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
   constexpr Format f = format_of(Number);
   constexpr int64_t kUnits = f.block / kUnit;
-  IntBlockTile<Number, Rows, Panels> tile{strip, IntInputs<Number>(in, row), {}, {}};
+  IntBlockTile<Number, Rows, Panels> tile{strip, IntInputs<Number>(in, row, 0), {}, {}};
 #pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
@@ -157,7 +159,6 @@ void many_int_rows(const Strip& strip, int panels, const LinearInputs& in, int64
   constexpr Format f = format_of(Number);
   constexpr int kGroups = kUnit / f.group;
   constexpr IntTileKind kKind{f.group, f.mins, dot_offset(f) != 0, signed_codes<Number>()};
-  const IntInputs<Number> from(in, row);
   uint8_t* codes = reinterpret_cast<uint8_t*>(scratch); // [unit][panel][8][64]
   float* scales = scratch + kTileUnits * kMostPanels * kUnit * kLanes / 4;
   float* mins = scales + kTileUnits * 2 * kMostPanels * kLanes;
@@ -174,13 +175,14 @@ void many_int_rows(const Strip& strip, int panels, const LinearInputs& in, int64
     IntTile tile{};
     tile.codes = codes;
     tile.units = count;
-    tile.inputs = from.codes + first * kUnit;
-    tile.cols = in.cols;
+    const IntInputs<Number> from(in, row, first);
+    tile.inputs = from.codes;
+    tile.stride = in.layout.rows;
     tile.scales = scales;
     tile.mins = mins;
-    tile.input_scales = from.scales + first;
-    tile.sums = f.mins ? from.sums + first * kGroups : nullptr;
-    tile.starts = dot_offset(f) ? from.starts + first * kGroups : nullptr;
+    tile.input_scales = from.scales;
+    tile.sums = from.sums;
+    tile.starts = from.starts;
     tile.total = total;
     run_int_tile<kKind.group, kKind.mins, kKind.starts, kKind.is_signed>(tile, rows, panels);
   }

@@ -17,7 +17,7 @@ template <IntTileKind const& Kind, int Rows, int Panels> struct Body {
   void open(int64_t group) {
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
-      const Int16 start = set_words(Kind.starts ? t.starts[r * (t.cols / Kind.group) + group] : 0);
+      const Int16 start = set_words(Kind.starts ? t.starts[group * t.stride + r] : 0);
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) sum[r][p] = start;
     }
@@ -30,7 +30,7 @@ template <IntTileKind const& Kind, int Rows, int Panels> struct Body {
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
       int32_t input;
-      memcpy(&input, t.inputs + r * t.cols + unit * kUnit + 4 * Step, sizeof input);
+      memcpy(&input, t.inputs + r * kCodeRun + unit * kUnit + 4 * Step, sizeof input);
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) sum[r][p] = dot<Kind.is_signed>(sum[r][p], weight[p], input);
     }
@@ -42,14 +42,14 @@ template <IntTileKind const& Kind, int Rows, int Panels> struct Body {
     for (int p = 0; p < Panels; ++p) scale[p] = load(t.scales + (group * Panels + p) * kLanes);
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
-      const Vec16 input = set1(t.input_scales[r * (t.cols / kUnit) + unit]);
+      const Vec16 input = set1(t.input_scales[unit * t.stride + r]);
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) {
         float* at = t.total + (r * Panels + p) * kLanes;
         Vec16 total = fma(scale[p] * input, to_float(sum[r][p]), load(at));
         if constexpr (Kind.mins)
           total = fma(load(t.mins + (group * Panels + p) * kLanes),
-                      set1(t.sums[r * (t.cols / Kind.group) + group]), total);
+                      set1(t.sums[group * t.stride + r]), total);
         store(at, total);
       }
     }
@@ -76,10 +76,10 @@ template <IntTileKind const& Kind, int Rows, int Panels> struct Body {
 };
 
 template <IntTileKind const& Kind> IntTile skip(IntTile t, int rows, int panels) {
-  t.inputs += rows * t.cols;
-  t.input_scales += rows * (t.cols / kUnit);
-  if (Kind.mins) t.sums += rows * (t.cols / Kind.group);
-  if (Kind.starts) t.starts += rows * (t.cols / Kind.group);
+  t.inputs += rows * kCodeRun;
+  t.input_scales += rows;
+  if (Kind.mins) t.sums += rows;
+  if (Kind.starts) t.starts += rows;
   t.total += rows * panels * kLanes;
   return t;
 }

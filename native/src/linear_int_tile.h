@@ -11,17 +11,16 @@ struct IntTileKind {
   bool mins, starts, is_signed;
 };
 
-// Rows of inputs against `panels` panels over `units` units of 32 inputs. What belongs to a group of inputs stands
-// once a group; `cols` is the number of inputs of a whole row, which tells how far rows are apart.
+// Rows of inputs against `panels` panels over `units` units of 32 inputs, at most a run.
 struct IntTile {
   const uint8_t* codes; // [units][panels][8][64]
   int units;
-  const uint8_t* inputs; // [rows], cols apart
-  int64_t cols;
+  const uint8_t* inputs; // [rows], kCodeRun apart
+  int64_t stride;        // how far groups are apart below
   const float* scales;       // [groups][panels][16]
   const float* mins;         // likewise
-  const float* input_scales; // [rows], cols / 32 apart
-  const float* sums;         // [rows], cols / group apart
+  const float* input_scales; // [units], stride apart, of [rows]
+  const float* sums;         // [groups], stride apart, of [rows]
   const int32_t* starts;     // likewise
   float* total;              // [rows][panels][16]
 };

@@ -26,7 +26,7 @@ constexpr int kFewRows = 1, kWidestFew = 1, kWidestMany = 1;
 #endif
 
 constexpr int kMostRows = 60; // of one call
-constexpr int kTileUnits = 8; // of 32 inputs, whose codes are written out at once for inputs of 8 bits
+constexpr int kTileUnits = kCodeRun / kUnit; // whose codes are written out at once for inputs of 8 bits
 constexpr int kScratchFloats = kMostPanels * kTileUnits * (kUnit / 4 + 4) * kLanes; // for codes, scales and mins
 
 // Whether bf16 weights meet bf16 inputs two at a time, by VDPBF16PS, or as floats. Both are exact products of the same
@@ -34,7 +34,7 @@ constexpr int kScratchFloats = kMostPanels * kTileUnits * (kUnit / 4 + 4) * kLan
 // instruction a cycle, twice what floats give; Intel's cores one every other cycle, half of what floats give.
 bool bf16_in_pairs();
 
-// The inputs of an instruction, prepared once. What no segment needs is null. [rows] of:
+// The inputs of an instruction, prepared once, each as the layout says. What no segment needs is null. [rows] of:
 struct LinearInputs {
   const float* values;   // [cols]
   const float* rounded;  // [even_cols] values rounded to bf16, unless bf16_in_pairs()
@@ -43,6 +43,7 @@ struct LinearInputs {
   const float* sums32;   // [cols / 32] sums of 32
   CodedInputs coded;     // in 8 bits
   int64_t cols, even_cols;
+  RowLayout layout; // its rows are all that were prepared; for bf16 its cols are even_cols
 };
 
 struct Strip {

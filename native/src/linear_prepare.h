@@ -5,11 +5,12 @@
 
 namespace octavo {
 
+constexpr int64_t kFewLimit = kFewRows > 1 ? 2 * kFewRows : 1; // rows that are few: each pass reads the codes again
 constexpr int64_t kWorthSharing = 16384; // elements that one thread prepares as fast as the team
 
 // What the segments' formats need beside the inputs themselves.
 struct Needs {
-  bool bf16 = false, sums16 = false, sums32 = false;
+  bool values = false, bf16 = false, sums16 = false, sums32 = false;
   bool codes = false, code_sums16 = false, code_sums32 = false;
   unsigned offsets = 0; // bit log2 of each dot_offset
 };
@@ -17,10 +18,10 @@ struct Needs {
 // coded: inputs in 8 bits for the formats that can take them.
 Needs needs_of(const OctavoSegment* segments, int count, bool coded);
 
-// How much memory `rows` rows of `cols` inputs take; a multiple of 16.
-int64_t prepared_floats(const Needs& needs, int64_t rows, int64_t cols);
+// How much memory prepared inputs take; a multiple of 16.
+int64_t prepared_floats(const Needs& needs, const RowLayout& layout);
 
-// memory: prepared_floats(...), 64-byte aligned.
-LinearInputs prepare(Team& team, const Needs& needs, const float* x, int64_t rows, int64_t cols, float* memory);
+// x: [layout.rows, layout.cols], row after row. memory: prepared_floats(...), 64-byte aligned.
+LinearInputs prepare(Team& team, const Needs& needs, const float* x, const RowLayout& layout, float* memory);
 
 } // namespace octavo

@@ -64,19 +64,19 @@ inline UnitSums quantize_unit(Vec16 low, Vec16 high, uint8_t* codes, float& scal
 
 } // namespace
 
-void quantize_row(const float* x, int64_t cols, int64_t row, const CodedInputs& out) {
-  const int64_t units = cols / kUnit;
-  float* scales = out.scales + row * units;
+void quantize_row(const float* x, const RowLayout& layout, int64_t row, const CodedInputs& out) {
+  const int64_t units = layout.cols / kUnit;
   Vec16 probe = zero(); // becomes NaN with any input that is not finite
   for (int64_t unit = 0; unit < units; ++unit) {
     const Vec16 low = load(x + unit * kUnit), high = load(x + unit * kUnit + 16);
     probe = fma(high, zero(), fma(low, zero(), probe));
-    float& scale = scales[unit];
-    const UnitSums sums = quantize_unit(low, high, out.codes + row * cols + unit * kUnit, scale);
-    const int64_t at = row * units + unit;
+    const int64_t at = layout.of_group(row, unit, units);
+    const int64_t first = layout.of_group(row, 2 * unit, 2 * units), second = layout.of_group(row, 2 * unit + 1, 2 * units);
+    float& scale = out.scales[at];
+    const UnitSums sums = quantize_unit(low, high, out.codes + layout.at(row, unit * kUnit, kCodeRun), scale);
     if (out.sums16) {
-      out.sums16[2 * at] = scale * static_cast<float>(sums.low);
-      out.sums16[2 * at + 1] = scale * static_cast<float>(sums.high);
+      out.sums16[first] = scale * static_cast<float>(sums.low);
+      out.sums16[second] = scale * static_cast<float>(sums.high);
     }
     if (out.sums32) out.sums32[at] = scale * static_cast<float>(sums.low + sums.high);
     for (int log = 0; log < kOffsets; ++log) {
@@ -84,14 +84,14 @@ void quantize_row(const float* x, int64_t cols, int64_t row, const CodedInputs& 
       if (start_group(log) == 32) {
         out.starts[log][at] = (sums.low + sums.high) * -(1 << log);
       } else {
-        out.starts[log][2 * at] = sums.low * -(1 << log);
-        out.starts[log][2 * at + 1] = sums.high * -(1 << log);
+        out.starts[log][first] = sums.low * -(1 << log);
+        out.starts[log][second] = sums.high * -(1 << log);
       }
     }
   }
   const float finite = sum(probe);
   if (finite == finite) return;
-  for (int64_t unit = 0; unit < units; ++unit) scales[unit] = finite;
+  for (int64_t unit = 0; unit < units; ++unit) out.scales[layout.of_group(row, unit, units)] = finite;
 }
 
 } // namespace octavo

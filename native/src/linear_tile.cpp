@@ -27,7 +27,7 @@ template <int Rows, int Panels> void float_tile(const FloatTile& t) {
     for (int p = 0; p < Panels; ++p) weight[p] = load(t.weights + p * t.panel_stride + k * kLanes);
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
-      const Vec16 input = set1(t.inputs[r * t.row_stride + k]);
+      const Vec16 input = set1(t.inputs[r * kFloatRun + k]);
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) sum[r][p] = fma(weight[p], input, sum[r][p]);
     }
@@ -38,7 +38,7 @@ template <int Rows, int Panels> void float_tile(const FloatTile& t) {
     for (int p = 0; p < Panels; ++p) {
       float* at = t.total + (r * Panels + p) * kLanes;
       Vec16 total = t.scales ? fma(load(t.scales + p * kLanes), sum[r][p], load(at)) : sum[r][p] + load(at);
-      if (t.mins) total = fma(load(t.mins + p * kLanes), set1(t.sums[r * t.sum_stride]), total);
+      if (t.mins) total = fma(load(t.mins + p * kLanes), set1(t.sums[r]), total);
       store(at, total);
     }
 }
@@ -57,7 +57,7 @@ template <int Rows, int Panels> void pair_tile(const PairTile& t) {
       weight[p] = (__m512bh)_mm512_loadu_si512(t.weights + p * t.panel_stride + k * 4 * kLanes);
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
-      const __m512bh input = (__m512bh)_mm512_set1_epi32(static_cast<int>(t.inputs[r * t.row_stride + k]));
+      const __m512bh input = (__m512bh)_mm512_set1_epi32(static_cast<int>(t.inputs[r * kPairRun + k]));
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) sum[r][p] = _mm512_dpbf16_ps(sum[r][p], weight[p], input);
     }
@@ -83,14 +83,14 @@ template <int Rows, int Panels> void run(const FloatTile& tile, int rows) {
 }
 
 FloatTile skip(FloatTile t, int rows, int panels) {
-  t.inputs += rows * t.row_stride;
-  if (t.sums) t.sums += rows * t.sum_stride;
+  t.inputs += rows * kFloatRun;
+  if (t.sums) t.sums += rows;
   t.total += rows * panels * kLanes;
   return t;
 }
 
 [[maybe_unused]] PairTile skip(PairTile t, int rows, int panels) {
-  t.inputs += rows * t.row_stride;
+  t.inputs += rows * kPairRun;
   t.total += rows * panels * kLanes;
   return t;
 }

@@ -3,6 +3,7 @@
 #include <stdint.h>
 
 #include "formats.h"
+#include "linear_quantize.h"
 
 namespace octavo {
 
@@ -11,12 +12,10 @@ struct FloatTile {
   const float* weights; // [panels] of [count][16], panel_stride floats apart
   int64_t panel_stride;
   int64_t count;       // inputs of the group
-  const float* inputs; // [rows], row_stride apart
-  int64_t row_stride;
+  const float* inputs; // [rows], kFloatRun apart
   const float* scales; // [panels][16], or null: 1
   const float* mins;   // [panels][16], or null: 0
-  const float* sums;   // [rows], sum_stride apart: the group's sum of inputs
-  int64_t sum_stride;
+  const float* sums;   // [rows]: the group's sum of inputs
   float* total; // [rows][panels][16]
 };
 
@@ -27,8 +26,7 @@ struct PairTile {
   const uint8_t* weights; // [panels] of [count][16] words, panel_stride bytes apart
   int64_t panel_stride;
   int64_t count;          // words of the group
-  const uint32_t* inputs; // [rows], row_stride apart
-  int64_t row_stride;
+  const uint32_t* inputs; // [rows], kPairRun apart
   float* total; // [rows][panels][16]
 };
 

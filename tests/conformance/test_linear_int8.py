@@ -147,3 +147,12 @@ def test_zero_and_extreme_inputs(machine: Machine, size: float) -> None:
     if size < 1e-30:
         kept[:, :32] = 0.0
     assert_close(linear(machine, machine.teams[0], weight, x, coded=True), rounded(kept), [stored])
+
+
+def test_the_probe_of_the_peak_counts_what_it_does(machine: Machine) -> None:
+    call = machine.library.call
+    for team in machine.teams:
+        floats = call.octavo_multiply(team.handle, 0, 50)
+        assert floats > 0
+        assert call.octavo_multiply(team.handle, 0, 100) == 2 * floats
+        assert call.octavo_multiply(team.handle, 1, 50) == 4 * floats

@@ -50,6 +50,8 @@ int64_t octavo_cache_layer_bytes(int32_t format, int32_t kv_heads, int32_t key_w
 /* --- machine --- */
 /* Sum of all bytes, to measure read bandwidth with the team. */
 uint64_t octavo_read_bytes(void* team, const void* data, int64_t bytes);
+/* Multiplies and adds in registers: floats, or with `coded` numbers of 8 bits. Returns how many operations that were. */
+int64_t octavo_multiply(void* team, int32_t coded, int64_t turns);
 
 #ifdef __cplusplus
 }
