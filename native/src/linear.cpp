@@ -11,14 +11,14 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t kTaskBytes = 1 << 16;                        // of weights, that are worth a task of their own
-constexpr int kTileStep = 12;                                  // blocks of rows are multiples of it
+constexpr int64_t kTaskBytes = 1 << 16; // of weights, that are worth a task of their own
+constexpr int kTileStep = 12;           // blocks of rows are multiples of it
 
 struct Product {
   const OctavoSegment* segments;
   int segment_count;
   LinearInputs in;
-  int64_t first_input; // the prepared row that is row 0 here
+  int64_t first_input;   // the prepared row that is row 0 here
   const float* bias;     // null: none
   const float* residual; // null: none
   float* out;
@@ -146,7 +146,8 @@ void run_strip(Team& team, int thread, const Product& product, int widest, int64
   constexpr int kTotals = kMostRows * kMostPanels * kLanes;
   float* total = team.scratch(thread, kTotals + kScratchFloats);
   linear_kernel(segment.format, product.coded)
-      .many(strip_at(segment, range.panel), range.panels, product.in, product.first_input + row, rows, total, total + kTotals);
+      .many(strip_at(segment, range.panel), range.panels, product.in, product.first_input + row, rows, total,
+            total + kTotals);
   for (int r = 0; r < rows; ++r)
     finish_row(product, segment, first_output, range.panel, range.panels, row + r, total + r * range.panels * kLanes);
 }

@@ -73,8 +73,12 @@ template <int Number, int Rows, int Panels>
 void few_block_rows(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
   constexpr Format f = format_of(Number);
   constexpr int64_t kUnits = f.block / kUnit;
-  BlockTile<Number, Rows, Panels> tile{
-      strip, in.values + row * in.cols, f.mins ? group_sums<Number>(in) + row * (in.cols / f.group) : nullptr, in.cols, {}, {}};
+  BlockTile<Number, Rows, Panels> tile{strip,
+                                       in.values + row * in.cols,
+                                       f.mins ? group_sums<Number>(in) + row * (in.cols / f.group) : nullptr,
+                                       in.cols,
+                                       {},
+                                       {}};
 #pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4

@@ -48,8 +48,7 @@ template <IntTileKind const& Kind, int Rows, int Panels> struct Body {
         float* at = t.total + (r * Panels + p) * kLanes;
         Vec16 total = fma(scale[p] * input, to_float(sum[r][p]), load(at));
         if constexpr (Kind.mins)
-          total = fma(load(t.mins + (group * Panels + p) * kLanes),
-                      set1(t.sums[group * t.stride + r]), total);
+          total = fma(load(t.mins + (group * Panels + p) * kLanes), set1(t.sums[group * t.stride + r]), total);
         store(at, total);
       }
     }

@@ -15,8 +15,8 @@ struct IntTileKind {
 struct IntTile {
   const uint8_t* codes; // [units][panels][8][64]
   int units;
-  const uint8_t* inputs; // [rows], kCodeRun apart
-  int64_t stride;        // how far groups are apart below
+  const uint8_t* inputs;     // [rows], kCodeRun apart
+  int64_t stride;            // how far groups are apart below
   const float* scales;       // [groups][panels][16]
   const float* mins;         // likewise
   const float* input_scales; // [units], stride apart, of [rows]

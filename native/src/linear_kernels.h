@@ -25,7 +25,7 @@ constexpr int kFewRows = 1, kWidestFew = 2, kWidestMany = 1;
 constexpr int kFewRows = 1, kWidestFew = 1, kWidestMany = 1;
 #endif
 
-constexpr int kMostRows = 60; // of one call
+constexpr int kMostRows = 60;                // of one call
 constexpr int kTileUnits = kCodeRun / kUnit; // whose codes are written out at once for inputs of 8 bits
 constexpr int kScratchFloats = kMostPanels * kTileUnits * (kUnit / 4 + 4) * kLanes; // for codes, scales and mins
 

@@ -18,9 +18,8 @@ template <class Write> void for_vectors(const float* x, int64_t cols, Write&& wr
 }
 
 void copy_row(const float* x, const RowLayout& to, int64_t row, float* out) {
-  for_vectors(x, to.cols, [&](int64_t k, Vec16 value, int count) {
-    store_n(out + to.at(row, k, kFloatRun), value, count);
-  });
+  for_vectors(x, to.cols,
+              [&](int64_t k, Vec16 value, int count) { store_n(out + to.at(row, k, kFloatRun), value, count); });
 }
 
 // As pairs; `to` counts single inputs.
@@ -78,7 +77,8 @@ Prepared lay_out(const Needs& needs, const RowLayout& layout, float* memory) {
   Pieces pieces(memory);
   Prepared to{};
   to.values = pieces.take(needs.values && layout.in_runs, layout.size(kFloatRun));
-  to.rounded = pieces.take(needs.bf16, bf16_in_pairs() ? even(layout).size(2 * kPairRun) / 2 : even(layout).size(kFloatRun));
+  to.rounded =
+      pieces.take(needs.bf16, bf16_in_pairs() ? even(layout).size(2 * kPairRun) / 2 : even(layout).size(kFloatRun));
   to.sums16 = pieces.take(needs.sums16, rows * (cols / 16));
   to.sums32 = pieces.take(needs.sums32, rows * (cols / 32));
   to.coded.codes = reinterpret_cast<uint8_t*>(pieces.take(needs.codes, layout.size(kCodeRun) / 4));

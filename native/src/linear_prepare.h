@@ -6,7 +6,7 @@
 namespace octavo {
 
 constexpr int64_t kFewLimit = kFewRows > 1 ? 2 * kFewRows : 1; // rows that are few: each pass reads the codes again
-constexpr int64_t kWorthSharing = 16384; // elements that one thread prepares as fast as the team
+constexpr int64_t kWorthSharing = 16384;                       // elements that one thread prepares as fast as the team
 
 // What the segments' formats need beside the inputs themselves.
 struct Needs {

@@ -71,7 +71,8 @@ void quantize_row(const float* x, const RowLayout& layout, int64_t row, const Co
     const Vec16 low = load(x + unit * kUnit), high = load(x + unit * kUnit + 16);
     probe = fma(high, zero(), fma(low, zero(), probe));
     const int64_t at = layout.of_group(row, unit, units);
-    const int64_t first = layout.of_group(row, 2 * unit, 2 * units), second = layout.of_group(row, 2 * unit + 1, 2 * units);
+    const int64_t first = layout.of_group(row, 2 * unit, 2 * units),
+                  second = layout.of_group(row, 2 * unit + 1, 2 * units);
     float& scale = out.scales[at];
     const UnitSums sums = quantize_unit(low, high, out.codes + layout.at(row, unit * kUnit, kCodeRun), scale);
     if (out.sums16) {

@@ -10,8 +10,8 @@
 namespace octavo {
 
 // How the numbers of `rows` rows stand. Kernels of few rows read one row after the other. Kernels of many rows read the
-// same inputs of all rows, so these stand together, at a distance that is no power of two of memory: runs of kRun inputs
-// of all rows, then the next runs.
+// same inputs of all rows, so these stand together, at a distance that is no power of two of memory: runs of kRun
+// inputs of all rows, then the next runs.
 struct RowLayout {
   int64_t rows, cols;
   bool in_runs;
@@ -28,7 +28,7 @@ struct RowLayout {
   int64_t size(int64_t run) const { return in_runs ? (cols + run - 1) / run * run * rows : rows * cols; }
 };
 
-constexpr int kFloatRun = 64;  // inputs of a run in floats; words of pairs in one are kPairRun
+constexpr int kFloatRun = 64; // inputs of a run in floats; words of pairs in one are kPairRun
 constexpr int kPairRun = 128;
 constexpr int kCodeRun = 256;
 

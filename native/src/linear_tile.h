@@ -16,7 +16,7 @@ struct FloatTile {
   const float* scales; // [panels][16], or null: 1
   const float* mins;   // [panels][16], or null: 0
   const float* sums;   // [rows]: the group's sum of inputs
-  float* total; // [rows][panels][16]
+  float* total;        // [rows][panels][16]
 };
 
 void run_float_tile(const FloatTile& tile, int rows, int panels);
@@ -27,7 +27,7 @@ struct PairTile {
   int64_t panel_stride;
   int64_t count;          // words of the group
   const uint32_t* inputs; // [rows], kPairRun apart
-  float* total; // [rows][panels][16]
+  float* total;           // [rows][panels][16]
 };
 
 void run_pair_tile(const PairTile& tile, int rows, int panels);

@@ -1,7 +1,8 @@
 // Rounds rows of plain numbers to blocks of 32, as a file of that format would hold them.
 //
 //   q8_0  d = largest |x| / 127, codes to nearest.
-//   q4_1  x = d code + m. From several ranges, the widest that of the block itself, codes are rounded and d and m fitted
+//   q4_1  x = d code + m. From several ranges, the widest that of the block itself, codes are rounded and d and m
+//   fitted
 //         to them by least squares, twice; the choice with the least squared error is kept. Ranges narrower than the
 //         block's cut off its extremes, which pays where few numbers are far out.
 #include <math.h>
