@@ -24,7 +24,7 @@ from octavo.kernels.cpu.step import NativeStep
 from octavo.kernels.cpu.structs import Opcode
 from octavo.ops.conformance import CacheShape, numbers, stored, tables_for
 from octavo.ops.interface import LayerCache, RopeTable
-from octavo.ops.weight import PackedWeight, Segment
+from octavo.ops.weight import PackedWeight, Segment, StoredTensor
 from octavo.spec.decoder import AttentionSpec, RopeSpec
 from tests.conformance.devices import ISAS, library, native_cache, team
 from tests.conformance.tiny import SPECS, decoder, groups_of, native_runner, page_size, prompt, slot_table, torch_runner
@@ -111,6 +111,21 @@ def test_a_program_can_be_read():
     for part in ("QKV_ROPE_CACHE", "window 20", "qk-norm", "softcap 20", "fused from ADD + RMS_NORM", "[301, 64]"):
         assert part in text
     assert f"{len(program.instructions)} instructions" in text
+
+
+def test_a_reader_sees_which_products_take_inputs_in_8_bits():
+    packer = NativePacker(library(BEST), team(BEST))
+    values = np.random.default_rng(0).standard_normal((16, 64), np.float32)
+    exact = StoredTensor("w", "f32", values.shape, values.view(np.uint8).reshape(-1))
+    weights = [packer.matrix([exact]), packer.matrix([packer.quantize(exact, "q8_0")])]
+    for coded in (False, True):
+        recorder = ProgramRecorder(library(BEST), coded=coded)
+        x = recorder.input(64)
+        for weight in weights:
+            recorder.linear(x, weight)
+        program = NativeProgram(library(BEST), team(BEST), recorder.instructions, ProgramLimits(1, 1))
+        told = ["inputs in 8 bits" in line for line in describe(program) if "LINEAR" in line]
+        assert told == [False, coded]
 
 
 def test_each_instruction_is_timed():

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/accuracy.md: `python -m tests.golden.accuracy [answers] [files] [formats]`. Takes minutes.
+"""Writes the tables of docs/accuracy.md: `python -m tests.golden.accuracy [TABLE...]`. Takes minutes.
 
 The oracle's side comes from the golden files, Octavo's is measured now, on the best native library of this machine.
 """
@@ -86,6 +86,27 @@ def files_table(directory):
     return rows
 
 
+def int8_table(directory):
+    """What inputs in 8 bits change: the files as they are, then SmolLM2 in every block format."""
+    rows = [("weights", "exact", "inputs in 8 bits", "difference", "RMS of log-probabilities", "greedy tokens equal")]
+    for name in PROMPTS:
+        path = smollm2_path() if name == "smollm2" else gemma3_path(directory)
+        exact = read_perplexities()[name]
+        with open_llm(path, linear_compute="int8") as llm:
+            found = perplexity(llm, page_ids(path))
+            errors, equal = measure(llm, read_golden(name, "quantized").values())
+        rms, counts = np.sqrt(np.square(errors).mean()), ", ".join(str(count) for count in equal)
+        rows.append((f"{_NAMES[name]}, its file", *_compared(found, exact, 1.0)[:3], f"{rms:.2g}", counts))
+    requantizer, ids = Requantizer(smollm2_path()), page_ids(smollm2_path())
+    for format in FORMATS:
+        if STORAGE[format].role != "block":
+            continue
+        with open_llm(requantizer.write(format, directory / "int8.gguf"), linear_compute="int8") as llm:
+            found = perplexity(llm, ids)
+        rows.append((f"SmolLM2 in {format}", *_compared(found, read_perplexities()[format], 1.0)[:3], "", ""))
+    return rows
+
+
 def _compared(found, wanted, exact):
     return (
         f"{wanted:.3f}",
@@ -108,7 +129,7 @@ def replaced(text, name, table):
     return pattern.sub(lambda marks: marks.group(1) + table + "\n" + marks.group(2), text)
 
 
-TABLES = {"answers": answers_table, "files": files_table, "formats": perplexity_table}
+TABLES = {"answers": answers_table, "files": files_table, "formats": perplexity_table, "int8": int8_table}
 
 if __name__ == "__main__":
     page = replaced(PAGE.read_text(), "machine", f"Measured with the native library for {load_library().isa}.")

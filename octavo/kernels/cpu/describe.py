@@ -98,8 +98,9 @@ def _notes(ins: Instruction) -> str:
         notes.append(ActivationCode(ins.integers[0]).name.lower())
     if ins.opcode in (Opcode.SCALE, Opcode.SOFTCAP):
         notes.append(f"{ins.floats[0]:g}")
-    if ins.opcode is Opcode.LINEAR and ins.operands[1] is not None:
-        notes.append("bias")
+    if ins.opcode is Opcode.LINEAR:
+        notes += ["bias"] if ins.operands[1] is not None else []
+        notes += ["inputs in 8 bits"] if ins.integers[1] and _has_blocks(ins) else []
     if ins.opcode is Opcode.EMBED:
         notes.append("of positions" if ins.integers[1] else "of token ids")
     if ins.fused:
@@ -126,6 +127,12 @@ def _attention_notes(ins: Instruction) -> list[str]:
         notes.append(f"{heads} heads of {nope} + {rotary}, latent {rank}, cache {group}.{index}")
         notes += [f"scale {ins.floats[0]:.4g}"] if ins.opcode is Opcode.LATENT_ATTENTION else []
     return notes
+
+
+def _has_blocks(ins: Instruction) -> bool:
+    """Whether some of its matrix is in a block format: float formats take exact inputs."""
+    weight = ins.operands[0]
+    return isinstance(weight, PackedWeight) and not {"f32", "f16", "bf16"}.issuperset(weight.formats)
 
 
 def _operand_bytes(ins: Instruction) -> int:
