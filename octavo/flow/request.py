@@ -76,6 +76,15 @@ class Beam:
 
 
 @dataclass(frozen=True, slots=True)
+class Repetition:
+    """An answer ends when it ends with `count` copies of a pattern of `shortest` to `longest` tokens."""
+
+    longest: int
+    shortest: int = 1
+    count: int = 2
+
+
+@dataclass(frozen=True, slots=True)
 class CacheWish:
     """What a request asks of the prefix cache. It changes no answer.
 
@@ -116,6 +125,7 @@ class GenerationRequest:
     tenant_weight: float = 0.0
     # What the outputs stage needs; the engine carries but never reads it.
     stop: tuple[str, ...] = ()
+    repetition: Repetition | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     shown_ids: frozenset[int] = frozenset()  # special tokens that are shown nonetheless

@@ -16,6 +16,7 @@ class FinishReason(str, Enum):
     ABORT = "abort"
     TIMEOUT = "timeout"  # a deadline of the request or the server has passed
     ERROR = "error"
+    REPETITION = "repetition"  # it went in circles; see SamplingParams.repetition_detection
 
 
 @dataclass(frozen=True, slots=True)

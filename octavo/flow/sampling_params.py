@@ -36,7 +36,6 @@ _MISSING: dict[str, object] = {
     "extra_args": None,
     "skip_reading_prefix_cache": None,
     "thinking_token_budget": None,
-    "repetition_detection": None,
     "watermarking": None,
     "trace_decode_token_ids": None,
     "routed_experts_prompt_start": None,
@@ -50,6 +49,38 @@ class RequestOutputKind(Enum):
     CUMULATIVE = 0  # everything so far
     DELTA = 1  # what is new
     FINAL_ONLY = 2  # nothing before the end
+
+
+@dataclass(slots=True)
+class RepetitionDetectionParams:
+    """When an answer is taken to repeat itself: it ends with `min_count` copies of a pattern of so many tokens.
+
+    Args:
+        max_pattern_size: longest pattern; 0 looks for none.
+        min_pattern_size: shortest pattern; 0 is 1.
+        min_count: copies, at least 2.
+
+    Raises:
+        InvalidRequestError: a value out of range.
+    """
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 2
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name, low, high in (("max_pattern_size", 0, 256), ("min_pattern_size", 0, 256), ("min_count", 2, 1 << 20)):
+            value: object = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise InvalidRequestError(
+                    f"repetition_detection: {name} must be an integer from {low} to {high}, got {value!r:.100}",
+                    "repetition_detection",
+                )
+        if self.max_pattern_size and self.min_pattern_size > self.max_pattern_size:
+            raise InvalidRequestError(
+                "repetition_detection: min_pattern_size must be at most max_pattern_size", "repetition_detection"
+            )
 
 
 @dataclass(slots=True)
@@ -81,6 +112,7 @@ class SamplingParams:
         logit_bias: token id -> number added to its logit, -100..100.
         allowed_token_ids: only these tokens are drawn.
         bad_words: texts that no answer has, as the tokenizer cuts them by themselves or behind a space.
+        repetition_detection: end an answer that goes in circles; also an object of RepetitionDetectionParams' fields.
         structured_outputs: the form that the answer must have; also an object of StructuredOutputsParams' fields.
         typical_p: (0, 1]; keeps the tokens whose surprise is nearest to the expected one, up to this share; 1 is off.
         top_n_sigma: keeps logits within so many standard deviations of the largest; 0 and -1 are off.
@@ -122,6 +154,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
     typical_p: float = 1.0
     top_n_sigma: float = 0.0
     xtc_probability: float = 0.0
@@ -142,7 +175,6 @@ class SamplingParams:
     extra_args: object = field(default=None, repr=False)
     skip_reading_prefix_cache: object = field(default=None, repr=False)
     thinking_token_budget: object = field(default=None, repr=False)
-    repetition_detection: object = field(default=None, repr=False)
     watermarking: object = field(default=None, repr=False)
     trace_decode_token_ids: object = field(default=None, repr=False)
     routed_experts_prompt_start: object = field(default=None, repr=False)
@@ -320,6 +352,19 @@ def _check_words(params: SamplingParams) -> None:
     params.bad_words = words
 
 
+def _check_repetition(params: SamplingParams) -> None:
+    given = cast("object", params.repetition_detection)
+    if given is None or isinstance(given, RepetitionDetectionParams):
+        return
+    names = {item.name for item in dataclasses.fields(RepetitionDetectionParams)}
+    if not isinstance(given, Mapping) or not names.issuperset(cast("Mapping[object, Any]", given)):
+        raise InvalidRequestError(
+            f"repetition_detection must be an object of {', '.join(sorted(names))}, got {given!r:.100}",
+            "repetition_detection",
+        )
+    params.repetition_detection = RepetitionDetectionParams(**cast("Mapping[str, Any]", given))
+
+
 def _check_breakers(params: SamplingParams) -> None:
     if params.dry_sequence_breakers is None:
         return
@@ -419,6 +464,7 @@ _CHECKS: tuple[Callable[[SamplingParams], None], ...] = (
     _check_bias,
     _check_words,
     _check_breakers,
+    _check_repetition,
     _check_form,
     _check_output_kind,
     _greedy_is_plain,

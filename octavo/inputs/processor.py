@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.flow.beam_search_params import BeamSearchParams
-from octavo.flow.request import GenerationRequest, Sampling, Shaping, Stopping
-from octavo.flow.sampling_params import SamplingParams, defaults_from, end_ids
+from octavo.flow.request import GenerationRequest, Repetition, Sampling, Shaping, Stopping
+from octavo.flow.sampling_params import RepetitionDetectionParams, SamplingParams, defaults_from, end_ids
 from octavo.inputs.limits import InputLimits
 from octavo.inputs.prompt import Prompt, read_prompt
 from octavo.inputs.structured import grammar_of
@@ -147,6 +147,7 @@ class InputProcessor:
             cache_salt=_short(cache_salt or read.cache_salt),
             cache=read.cache,
             stop=tuple(checked.stop or ()),
+            repetition=_repetition(checked.repetition_detection),
             include_stop_str_in_output=checked.include_stop_str_in_output,
             skip_special_tokens=checked.skip_special_tokens,
             spaces_between_special_tokens=checked.spaces_between_special_tokens,
@@ -265,6 +266,12 @@ class InputProcessor:
         value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
         return value ^ (value >> 31)
+
+
+def _repetition(wish: RepetitionDetectionParams | None) -> Repetition | None:
+    if wish is None or not wish.max_pattern_size:
+        return None
+    return Repetition(wish.max_pattern_size, max(1, wish.min_pattern_size), wish.min_count)
 
 
 def _short(salt: str) -> str:

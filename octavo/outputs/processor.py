@@ -4,11 +4,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from octavo.errors import InternalError
 from octavo.flow.delta import TextDelta
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import FinishReason, SequenceOutput
 from octavo.outputs.logprobs import limited
+from octavo.outputs.repetition import RepetitionWatch
 from octavo.outputs.stop import StopMatcher
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.tokenizer import Tokenizer
@@ -20,6 +23,7 @@ class _Stream:
 
     detokenizer: IncrementalDetokenizer | None  # None: token ids only
     matcher: StopMatcher | None
+    watch: RepetitionWatch | None = None
     num_tokens: int = 0
     finished: bool = False
 
@@ -80,7 +84,7 @@ class OutputProcessor:
                 live.engine_open -= 1
             stream = live.streams[output.index]
             if not stream.finished:
-                deltas.append(self._delta(live, stream, output))
+                deltas.append(self._delta(live, stream, _without_circles(stream, output)))
             if not live.unfinished:
                 self._close(live)
         return deltas
@@ -102,8 +106,9 @@ class OutputProcessor:
         return len(self._live)
 
     def _stream(self, request: GenerationRequest) -> _Stream:
+        watch = None if request.repetition is None else RepetitionWatch(request.repetition)
         if self._tokenizer is None or not request.detokenize:
-            return _Stream(None, None)
+            return _Stream(None, None, watch)
         detokenizer = IncrementalDetokenizer(
             self._tokenizer,
             request.skip_special_tokens,
@@ -111,7 +116,9 @@ class OutputProcessor:
             request.shown_ids,
         )
         return _Stream(
-            detokenizer, StopMatcher(request.stop, request.include_stop_str_in_output) if request.stop else None
+            detokenizer,
+            StopMatcher(request.stop, request.include_stop_str_in_output) if request.stop else None,
+            watch,
         )
 
     def _stop_names(self, request: GenerationRequest) -> dict[int, str]:
@@ -155,6 +162,19 @@ class OutputProcessor:
         del self._live[live.request.id]
         if live.engine_open > 0:
             self._cancels.append(live.request.id)
+
+
+def _without_circles(stream: _Stream, output: SequenceOutput) -> SequenceOutput:
+    """The output, ended where the answer has begun to repeat itself."""
+    if stream.watch is None:
+        return output
+    for number, token in enumerate(output.token_ids, 1):
+        if stream.watch.push(token):
+            kept, scored = output.token_ids[:number], output.logprobs[:number]
+            return replace(
+                output, token_ids=kept, logprobs=scored, finish_reason=FinishReason.REPETITION, stop_token_id=None
+            )
+    return output
 
 
 def _stop_reason(live: _Live, output: SequenceOutput) -> int | str | None:

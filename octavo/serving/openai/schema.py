@@ -57,6 +57,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     spaces_between_special_tokens: bool | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    repetition_detection: JsonObject | None = None
     prompt_logprobs: int | None = None
     add_special_tokens: bool | None = None
     echo: bool | None = None
@@ -90,7 +91,6 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
     truncation_side: Any = None
     logprob_token_ids: Any = None
-    repetition_detection: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
     mm_processor_kwargs: Any = None
@@ -160,7 +160,6 @@ _UNSUPPORTED: dict[str, str] = {
     "logits_processors": "logits processors",
     "truncate_prompt_tokens": "prompt truncation",
     "logprob_token_ids": "log-probabilities of chosen tokens",
-    "repetition_detection": "repetition detection",
     "kv_transfer_params": "KV cache transfer",
     "vllm_xargs": "extra arguments",
     "mm_processor_kwargs": "images, audio and video",
