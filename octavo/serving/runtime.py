@@ -24,7 +24,7 @@ from octavo.serving.app import build_app
 from octavo.serving.edge import Edge
 from octavo.serving.openai.server_defaults import template_variables
 from octavo.serving.protocol import BoundedProtocol, ConnectionLimits
-from octavo.serving.server import Stop
+from octavo.serving.server import BACKLOG, Stop
 from octavo.serving.state import ServerState
 from octavo.telemetry.log import ThroughputLog
 from octavo.telemetry.metrics import MetricsStore
@@ -32,7 +32,6 @@ from octavo.telemetry.prometheus import PrometheusExporter
 
 # After the drain has ended the last streams, their answers still have to be written.
 _WRITE_SECONDS = 5
-_BACKLOG = 2048
 SECRETS = (("serving", "api_key"), ("model", "hf_token"))
 
 
@@ -128,7 +127,7 @@ def _uvicorn_config(app: Starlette, access: AccessLog, config: ServingConfig, bo
         access_log=False,
         server_header=False,
         root_path=config.root_path.rstrip("/"),
-        backlog=_BACKLOG,
+        backlog=BACKLOG,
         timeout_keep_alive=cast("int", config.keep_alive_timeout),
         timeout_graceful_shutdown=_WRITE_SECONDS,
     )

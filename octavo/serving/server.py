@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
+BACKLOG = 2048  # connections that may wait to be accepted
 _OTHER_FILES = 256  # besides connections
 _ONE_PRESS = 0.5  # seconds in which signals count as one
 
@@ -88,6 +89,7 @@ async def _serve(config: EngineConfig, listener: socket.socket, started: asyncio
         from octavo.serving.runtime import assemble, serve
 
         state, store = await assemble(config, frontend, supervisor)
+        listener.listen(BACKLOG)  # whoever reads that the server is up may connect at once
         for line in greeting(config, state, address_of(listener, config.serving), time.monotonic() - began):
             say(line)
         started.set()
