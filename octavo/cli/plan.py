@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from octavo.cache.group import state_interval
 from octavo.cli.options import command_parser, read_config
 from octavo.config.engine import EngineConfig, choices_of
 from octavo.config.sizing import (
@@ -158,6 +157,8 @@ def make_plan(config: EngineConfig, concurrency: int, memory: int | None) -> Pla
 
 
 def _groups(footprint: "HeaderFootprint", setup: Setup, fit: Fit) -> tuple[Group, ...]:
+    from octavo.cache.group import state_interval  # numpy comes with it, and a question for help needs none
+
     size, page = setup.block_size, fit.page_bytes
     groups = footprint.groups(setup)
     span = state_interval(groups, size) * size

@@ -17,7 +17,7 @@ import pytest
 
 from tests.serving.scripted import HTTP, until
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "Name the capital of France."}]
 PLAIN = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 4}
 OPTIONS = ("--max-model-len", "512", "--kv-cache-memory-bytes", "64MiB", "--served-model-name", "smol")
 
