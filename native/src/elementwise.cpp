@@ -1,4 +1,5 @@
 // Element by element: sums, factors, activations, caps, and the choice of rows.
+#include <math.h>
 #include <string.h>
 
 #include "kernels.h"
@@ -119,6 +120,22 @@ void softcap(Team& team, const Instruction& code, const Program& program, const 
   for_vectors(team, rows * code.width, kDearTask, [=](int64_t at, int64_t count) {
     const Vec16 capped = tanh(load_up_to(in + at, count) / set1(limit)) * set1(limit);
     store_up_to(out + at, capped, count);
+  });
+}
+
+void scale_by_position(Team& team, const Instruction& code, const Program& program, const Step& step, int64_t rows) {
+  const int64_t width = code.width;
+  const float* in = program.buffer[code.in0];
+  float* out = program.buffer[code.out];
+  team.parallel_ranges(rows, (kCheapTask + width - 1) / width, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float spans = floorf((static_cast<float>(step.positions[row]) + 1.0f) / code.f[1]);
+      const Vec16 factor = set1(1.0f + code.f[0] * log1pf(spans));
+      for (int64_t at = 0; at < width; at += 16) {
+        const float* from = in + row * width + at;
+        store_up_to(out + row * width + at, load_up_to(from, width - at) * factor, width - at);
+      }
+    }
   });
 }
 

@@ -24,6 +24,7 @@ void qkv_rope_cache(Team&, const Instruction&, const Program&, const Step&, int6
 void paged_attention(Team&, const Instruction&, const Program&, const Step&, int64_t rows);
 void latent_cache(Team&, const Instruction&, const Program&, const Step&, int64_t rows);
 void latent_attention(Team&, const Instruction&, const Program&, const Step&, int64_t rows);
+void scale_by_position(Team&, const Instruction&, const Program&, const Step&, int64_t rows);
 void causal_conv(Team&, const Instruction&, const Program&, const Step&, int64_t rows);
 void state_scan(Team&, const Instruction&, const Program&, const Step&, int64_t rows);
 void gated_norm(Team&, const Instruction&, const Program&, const Step&, int64_t rows);

@@ -103,11 +103,13 @@ def _body(body: Body) -> str:
         )
     parts = [f"attention {body.heads} heads of {body.head_dim}, {body.kv_heads} kv, scale {body.scale:.4g}"]
     parts += _rope(body.rope)
-    if body.window is not None:
-        parts.append(f"window {body.window}")
+    limits = (("window", body.window), ("chunks of", body.chunk), ("keys and values of layer", body.kv_from))
+    parts += [f"{name} {value}" for name, value in limits if value is not None]
     if body.softcap is not None:
         parts.append(f"softcap {body.softcap:g}")
     parts += [text for text, there in (("qkv bias", body.qkv_bias), ("out bias", body.out_bias)) if there]
+    if body.query_scale is not None:
+        parts.append(f"queries scaled by {body.query_scale.scale:g} every {body.query_scale.span:g} positions")
     if body.qk_norm is not None:
         parts.append(f"qk-norm {_norm(body.qk_norm)}")
     return ", ".join(parts)

@@ -146,13 +146,15 @@ def _body(spec: Body, take: Take[V], place: str, name: str, hidden: int) -> Body
 def _attention(spec: AttentionSpec, take: Take[V], place: str, name: str, hidden: int) -> AttentionWeights[V]:
     width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     qkv = [(f"{name}.q", width), (f"{name}.k", kv_width), (f"{name}.v", kv_width)]
+    if spec.kv_from is not None:
+        qkv = qkv[:1]
     out = [(f"{name}.out", hidden)]
     normed = spec.qk_norm is not None and spec.qk_norm.weight
     return AttentionWeights(
         qkv=take.matrix(place, f"{name}.qkv", qkv, hidden),
         qkv_bias=take.bias(place, f"{name}.qkv", qkv) if spec.qkv_bias else None,
         q_norm=take.gain(place, f"{name}.q_norm", spec.head_dim) if normed else None,
-        k_norm=take.gain(place, f"{name}.k_norm", spec.head_dim) if normed else None,
+        k_norm=take.gain(place, f"{name}.k_norm", spec.head_dim) if normed and spec.own_kv_heads else None,
         out=take.matrix(place, f"{name}.out", out, width),
         out_bias=take.bias(place, f"{name}.out", out) if spec.out_bias else None,
     )

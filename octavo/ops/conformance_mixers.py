@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from octavo.ops.conformance import CacheShape, Case, Device, Scene, numbers, rope_of, spans_of, stored, tables_for
 from octavo.ops.interface import LayerCache, StatePiece
-from octavo.spec.decoder import ConvSpec, LatentSpec, NormSpec, RopeSpec, StateSpaceSpec
+from octavo.spec.decoder import ConvSpec, LatentSpec, NormSpec, QueryScaleSpec, RopeSpec, StateSpaceSpec
 
 Rows = Sequence[tuple[int, int, int]]  # (slot, start, count) of each sequence in a step
 
@@ -26,7 +26,14 @@ _POSITIONS = 320
 
 def mixer_cases() -> list[Case]:
     """Every case, as `conformance.cases`."""
-    return [*_head_linear_cases(), *_latent_cases(), *_conv_cases(), *_scan_cases(), *_gated_norm_cases()]
+    return [
+        *_head_linear_cases(),
+        *_latent_cases(),
+        *_conv_cases(),
+        *_scan_cases(),
+        *_gated_norm_cases(),
+        *_position_cases(),
+    ]
 
 
 def _head_linear_cases() -> Iterator[Case]:
@@ -171,6 +178,15 @@ def _scan_cases() -> Iterator[Case]:
     yield case("wide heads", StateSpaceSpec(2, 80, 128, 2, 4, 1e-5))
     yield case("limits", StateSpaceSpec(3, 16, 8, 1, 2, 1e-5, limits=(0.2, 0.7)))
     yield case("one head of one", StateSpaceSpec(1, 1, 1, 1, 2, 1e-5))
+
+
+def _position_cases() -> Iterator[Case]:
+    def run(device: Device) -> list[NDArray[Any]]:
+        ops, step = device.begin(Scene(spans_of(((0, 300, 13), (1, 0, 3)))))
+        spec = QueryScaleSpec(0.3, 4.0)
+        return [device.get(ops.scale_by_position(device.put(numbers(98, 16, 37)), spec, step.positions))]
+
+    yield Case("scale_by_position", "two sequences", run, 1e-6)
 
 
 def _gated_norm_cases() -> Iterator[Case]:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from octavo.flow.request import Sampling
 from octavo.ops.weight import PackedWeight
 from octavo.spec.decoder import Activation as ActivationKind
-from octavo.spec.decoder import AttentionSpec, ConvSpec, LatentSpec, StateSpaceSpec
+from octavo.spec.decoder import AttentionSpec, ConvSpec, LatentSpec, QueryScaleSpec, StateSpaceSpec
 
 A = TypeVar("A")
 V = TypeVar("V", contravariant=True)
@@ -91,7 +91,7 @@ class StepHandles(Protocol[Handle]):
 
 
 class Ops(Protocol[A, V, I]):
-    """The interface. 21 ops; composition does the rest."""
+    """The interface. 22 ops; composition does the rest."""
 
     def embed(self, ids: I, table: PackedWeight) -> A:
         """Rows of `table` [vocab, width]: ids [T] -> [T, width]. Also used for learned positions."""
@@ -139,8 +139,13 @@ class Ops(Protocol[A, V, I]):
         q_norm: V | None,
         k_norm: V | None,
     ) -> A:
-        """Opaque. Split qkv [T, (heads + 2 kv_heads) * head_dim]; norm q and k per head; rotate both; write k and v
-        into the cache at their positions; return q [T, heads * head_dim]."""
+        """Opaque. Split qkv [T, (heads + 2 own_kv_heads) * head_dim]; norm q and k per head; rotate both; write k and
+        v into the cache at their positions; return q [T, heads * head_dim]. A layer that reads another one's keys and
+        values brings q alone."""
+        ...
+
+    def scale_by_position(self, x: A, spec: QueryScaleSpec, positions: I) -> A:
+        """Each row times the factor of its position."""
         ...
 
     def paged_attention(self, q: A, spec: AttentionSpec, cache: LayerCache) -> A:

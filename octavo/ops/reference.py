@@ -18,7 +18,7 @@ from octavo.ops.interface import LayerCache, RopeTable, RowRules
 from octavo.ops.philox import uniform
 from octavo.ops.weight import PackedWeight
 from octavo.spec.decoder import Activation as ActivationKind
-from octavo.spec.decoder import AttentionSpec, ConvSpec, LatentSpec, StateSpaceSpec
+from octavo.spec.decoder import AttentionSpec, ConvSpec, LatentSpec, QueryScaleSpec, StateSpaceSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +143,21 @@ class ReferenceOps:
     ) -> Tensor:
         assert self._store is not None, "attention needs a cache"
         tokens = qkv.shape[0]
-        q, k, v = qkv.view(tokens, -1, spec.head_dim).split([spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
+        own = spec.own_kv_heads
+        q, k, v = qkv.view(tokens, -1, spec.head_dim).split([spec.heads, own, own], dim=1)
         if spec.qk_norm is not None:
             q = self.rms_norm(q, q_norm, spec.qk_norm.eps)
             k = self.rms_norm(k, k_norm, spec.qk_norm.eps)
         if rope is not None:
             q, k = _rotate(q, rope, positions), _rotate(k, rope, positions)
-        for span in self._spans:
+        for span in self._spans if own else ():
             part = slice(span.first, span.first + span.count)
             self._store.write(cache, span.slot, span.start, k[part], v[part])
         return q.reshape(tokens, -1)
+
+    def scale_by_position(self, x: Tensor, spec: QueryScaleSpec, positions: Tensor) -> Tensor:
+        spans = torch.floor((positions.float() + 1) / spec.span)
+        return x * (1 + spec.scale * torch.log1p(spans)).unsqueeze(1)
 
     def paged_attention(self, q: Tensor, spec: AttentionSpec, cache: LayerCache) -> Tensor:
         assert self._store is not None, "attention needs a cache"

@@ -107,6 +107,14 @@ class CacheNeed:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryScaleSpec:
+    """Queries at position p times 1 + scale ln(1 + floor((p + 1) / span)): Llama 4's temperature, arXiv:2501.19399."""
+
+    scale: float
+    span: float
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """Grouped-query attention over the paged cache."""
 
@@ -122,12 +130,20 @@ class AttentionSpec:
     qk_norm_over: Literal["head"] = "head"  # gain [head_dim] shared by all heads
     softcap: float | None = None
     chunk: int | None = None  # positions are cut into chunks of this length; only keys of a query's own chunk are seen
+    kv_from: int | None = None  # the layer whose keys and values are read; this one has and writes none
+    query_scale: QueryScaleSpec | None = None
+
+    @property
+    def own_kv_heads(self) -> int:
+        """Key and value heads that the layer computes."""
+        return self.kv_heads if self.kv_from is None else 0
 
     @property
     def cache_needs(self) -> tuple[CacheNeed, ...]:
-        """Named needs of this mixer; a tuple because later mixers keep more than keys and values."""
-        kind: Literal["full", "window"] = "full" if self.window is None else "window"
-        return (CacheNeed(kind, self.kv_heads, self.head_dim, self.head_dim, self.window),)
+        """What the layer keeps, or which layer it reads."""
+        kind: CacheKind = "chunked" if self.chunk is not None else "full" if self.window is None else "window"
+        seen = self.window if self.chunk is None else self.chunk
+        return (CacheNeed(kind, self.kv_heads, self.head_dim, self.head_dim, seen, shares=self.kv_from),)
 
 
 @dataclass(frozen=True, slots=True)

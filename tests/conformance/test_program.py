@@ -54,7 +54,11 @@ def plan_of(spec, *sequences: tuple[int, tuple[int, ...]]) -> StepPlan:
 
 
 def inputs_of(spec, table: SlotTable):
-    plan = plan_of(spec, (3, prompt(1, 40)), (0, prompt(2, 1)), (1, prompt(3, 23)))
+    return inputs_for(spec, table, (3, prompt(1, 40)), (0, prompt(2, 1)), (1, prompt(3, 23)))
+
+
+def inputs_for(spec, table: SlotTable, *sequences: tuple[int, tuple[int, ...]]):
+    plan = plan_of(spec, *sequences)
     table.apply(plan)
     return build_inputs(plan, table)
 

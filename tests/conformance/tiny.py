@@ -29,6 +29,7 @@ from octavo.spec.decoder import (
     HeadSpec,
     LatentSpec,
     NormSpec,
+    QueryScaleSpec,
     RopeSpec,
     ShortConvSpec,
     StateSpaceSpec,
@@ -62,7 +63,12 @@ LATENT = sequential(
 )
 SHORT_CONV = sequential(ShortConvSpec(ConvSpec(HIDDEN, 3, gated=True), bias=True), SILU, RMS)
 STATE_SPACE = sequential(StateSpaceSpec(6, 32, 8, 2, 4, 1e-5), SILU, RMS)
+SHARED = sequential(_attention(kv_from=0, qk_norm=RMS), SILU, RMS)
+SHARED_WINDOW = sequential(_attention(kv_from=1, window=20, qkv_bias=True), SILU, RMS)
+CHUNKED = sequential(_attention(chunk=24, query_scale=QueryScaleSpec(0.3, 8.0)), SILU, RMS)
 SPECS = {
+    "shared": _decoder(LLAMA, sequential(_attention(window=20), SILU, RMS), SHARED, SHARED_WINDOW),
+    "chunked": _decoder(CHUNKED, LLAMA),
     "short conv": _decoder(SHORT_CONV, LLAMA, SHORT_CONV),
     "state space": _decoder(STATE_SPACE, STATE_SPACE, LLAMA),
     "latent": _decoder(LATENT, LATENT),
@@ -154,8 +160,8 @@ def native_runner(isa, spec, table, *, threads=2, tokens=128, rows=8, dtype="flo
     return NativeRunner(program, storage)
 
 
-def torch_runner(spec, dtype="float16"):
-    return TorchRunner(decoder(spec, TorchPacker()), TorchStore(256, BLOCK_SIZE, dtype))
+def torch_runner(spec, dtype="float16", format=None):
+    return TorchRunner(decoder(spec, TorchPacker(), format), TorchStore(256, BLOCK_SIZE, dtype))
 
 
 def native_worker(isa, spec, **options):

@@ -13,6 +13,7 @@ from transformers import (
     GraniteConfig,
     GraniteMoeHybridConfig,
     Lfm2Config,
+    Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
     OPTConfig,
@@ -102,6 +103,16 @@ CONFIGS = {
     "deepseek2": lambda: DeepseekV2Config(**LATENT, q_lora_rank=None),
     "deepseek3-yarn": lambda: DeepseekV3Config(
         **LATENT, q_lora_rank=40, attention_bias=True, rope_parameters=dict(DEEPSEEK_YARN)
+    ),
+    "llama4": lambda: Llama4TextConfig(
+        **{**BASE, "num_hidden_layers": 4},
+        head_dim=16,
+        intermediate_size_mlp=96,
+        moe_layers=[],
+        no_rope_layers=[1, 0, 1, 1],
+        attention_chunk_size=10,
+        floor_scale=4,
+        attn_scale=0.3,
     ),
     "lfm2": lambda: Lfm2Config(
         **{**BASE, "num_hidden_layers": 4},

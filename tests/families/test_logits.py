@@ -14,7 +14,18 @@ IN_GGUF = [
     name
     for name in CONFIGS
     if not name.startswith(
-        ("opt", "deepseek", "lfm2", "granite-h", "llama-yarn", "llama-longrope", "gpt2-by", "qwen2-w", "gemma3-s")
+        (
+            "opt",
+            "deepseek",
+            "llama4",
+            "lfm2",
+            "granite-h",
+            "llama-yarn",
+            "llama-longrope",
+            "gpt2-by",
+            "qwen2-w",
+            "gemma3-s",
+        )
     )
 ]
 
@@ -41,7 +52,7 @@ def test_float32_checkpoint_equals_transformers(checkpoint, backend):
 
 @pytest.mark.parametrize("backend", ["torch", "native"])
 @pytest.mark.parametrize(
-    "name", ["llama", "gemma3", "granite", "opt-350m", "gpt2", "deepseek3-yarn", "lfm2", "granite-hybrid"]
+    "name", ["llama", "gemma3", "granite", "opt-350m", "gpt2", "deepseek3-yarn", "lfm2", "granite-hybrid", "llama4"]
 )
 def test_chunks_and_single_tokens_equal_one_prefill(name, backend, tmp_path):
     directory = save(random_model(name), tmp_path)

@@ -6,11 +6,23 @@ import numpy as np
 import pytest
 
 from octavo.errors import OctavoError, UnsupportedError
-from octavo.model.families import deepseek, gemma3, gpt2, granite, granite_hybrid, lfm2, llama, opt, qwen2, qwen3
+from octavo.model.families import (
+    deepseek,
+    gemma3,
+    gpt2,
+    granite,
+    granite_hybrid,
+    lfm2,
+    llama,
+    llama4,
+    opt,
+    qwen2,
+    qwen3,
+)
 from octavo.model.families.catalog import FAMILIES, GGUF_TABLE, TABLE, family_name
 from octavo.model.rope import rope_tables
 from octavo.ops.weight import StoredTensor
-from octavo.spec.decoder import AttentionSpec, LinearScaling
+from octavo.spec.decoder import AttentionSpec, LinearScaling, QueryScaleSpec
 
 MINIMAL = {
     "hidden_size": 64,
@@ -118,6 +130,23 @@ def test_lfm2_layers_widths_and_older_keys():
         lfm2.read_spec({**MINIMAL, "layer_types": ["moe"] * 12})
 
 
+def test_llama4_layers_with_and_without_rope():
+    spec = llama4.read_spec({**MINIMAL, "moe_layers": []})
+    first, fourth = attention(spec, 0), attention(spec, 3)
+    assert (first.chunk, first.rope.theta, first.qk_norm.weight, first.query_scale) == (8192, 5e5, False, None)
+    assert (fourth.chunk, fourth.rope, fourth.qk_norm, fourth.query_scale) == (
+        None,
+        None,
+        None,
+        QueryScaleSpec(0.1, 8192),
+    )
+    assert spec.layers[0] is spec.layers[4]
+    spec = llama4.read_spec({**MINIMAL, "moe_layers": [], "attention_chunk_size": None, "use_qk_norm": False})
+    assert (attention(spec).chunk, attention(spec).qk_norm) == (None, None)
+    with pytest.raises(UnsupportedError, match="layers 3, 7, 11 have experts"):
+        llama4.read_spec({**MINIMAL, "interleave_moe_layer_step": 4})
+
+
 def test_granite_hybrid_defaults_and_refusals():
     dense = {**MINIMAL, "num_local_experts": 0, "mamba_n_heads": 8}
     body = attention(granite_hybrid.read_spec(dense))
@@ -169,6 +198,8 @@ def test_whatever_a_config_says_the_answer_is_a_spec_or_a_clear_error(family):
     others = "rope_theta rope_scaling rope_parameters sliding_window sliding_window_pattern layer_types head_dim"
     others += " partial_rotary_factor rotary_dim num_key_value_heads use_sliding_window max_window_layers text_config"
     others += " hidden_act hidden_activation activation_function tie_word_embeddings query_pre_attn_scalar dtype"
+    others += " moe_layers interleave_moe_layer_step no_rope_layers no_rope_layer_interval attention_chunk_size"
+    others += " use_qk_norm attn_temperature_tuning floor_scale attn_scale intermediate_size_mlp"
     others += " conv_L_cache conv_bias norm_eps block_ff_dim block_multiple_of block_ffn_dim_multiplier full_attn_idxs"
     others += " tie_embedding block_auto_adjust_ff_dim mamba_n_heads mamba_n_groups mamba_d_state mamba_d_conv"
     others += " mamba_expand time_step_limit layers_block_type position_embedding_type shared_intermediate_size"
@@ -176,7 +207,7 @@ def test_whatever_a_config_says_the_answer_is_a_spec_or_a_clear_error(family):
     others += " attention_multiplier embedding_multiplier residual_multiplier logits_scaling"
     others += " max_position_embeddings word_embed_proj_dim attention_bias rms_norm_eps model_type architectures"
     base = {**MINIMAL, **gpt, "ffn_dim": 64}
-    few = {"first_k_dense_replace": 1, "num_local_experts": 0, "mamba_n_heads": 8}
+    few = {"moe_layers": [], "first_k_dense_replace": 1, "num_local_experts": 0, "mamba_n_heads": 8}
     for key in (*base, *others.split()):
         for junk in JUNK:
             with contextlib.suppress(OctavoError):
@@ -206,7 +237,19 @@ def test_whatever_gguf_metadata_say_the_answer_is_a_spec_or_a_clear_error(arch):
 
 
 def test_the_catalog_lists_every_family_once():
-    names = ["llama", "qwen2", "qwen3", "gemma3", "granite", "opt", "gpt2", "deepseek", "lfm2", "granite_hybrid"]
+    names = [
+        "llama",
+        "qwen2",
+        "qwen3",
+        "gemma3",
+        "granite",
+        "opt",
+        "gpt2",
+        "deepseek",
+        "lfm2",
+        "granite_hybrid",
+        "llama4",
+    ]
     assert [family_name(family) for family in FAMILIES] == names
     assert len(TABLE) == sum(len(family.ARCHITECTURES) for family in FAMILIES)
     assert len(GGUF_TABLE) == sum(len(family.GGUF_ARCHITECTURES) for family in FAMILIES)

@@ -57,6 +57,7 @@ typedef struct {
  *   SELECT_ROWS     out[R, width] = in0[sampled_rows]
  *   PROCESS_LOGITS  out = rules of each row applied to in0   (out may be in0's buffer only if no row asks for logprobs)
  *   SAMPLE          draws from in0; log-probabilities of in1
+ *   SCALE_BY_POSITION  out = in0 * (1 + f[0] * ln(1 + floor((position + 1) / f[1])))
  *   LATENT_CACHE    out = in0 = q [heads][nope + rope], the last rope of each head rotated.   in1 = kv [rank + rope]: normed
  *                   latent and rotated key go to the cache.  i[1] heads i[2] nope i[3] rope i[4] rank i[5] group i[6] layer index
  *                                                         f[0] eps  p[0] cos p[1] sin (null: no rotation) p[2] gain (null: 1)
@@ -99,6 +100,7 @@ enum OctavoOpcode {
   OCTAVO_CAUSAL_CONV = 18,
   OCTAVO_STATE_SCAN = 19,
   OCTAVO_GATED_NORM = 20,
+  OCTAVO_SCALE_BY_POSITION = 21,
 };
 
 enum OctavoActivation {

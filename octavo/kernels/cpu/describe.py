@@ -96,6 +96,8 @@ def _notes(ins: Instruction) -> str:
         notes.append(f"{ins.integers[0]} heads")
     if ins.opcode in (Opcode.ACT, Opcode.ACT_MUL):
         notes.append(ActivationCode(ins.integers[0]).name.lower())
+    if ins.opcode is Opcode.SCALE_BY_POSITION:
+        notes.append(f"{ins.floats[0]:g} every {ins.floats[1]:g} positions")
     if ins.opcode in (Opcode.SCALE, Opcode.SOFTCAP):
         notes.append(f"{ins.floats[0]:g}")
     if ins.opcode is Opcode.LINEAR:

@@ -18,7 +18,7 @@ from octavo.kernels.cpu.team import ThreadTeam
 from octavo.ops.interface import LayerCache, RopeTable
 from octavo.ops.weight import PackedWeight
 from octavo.spec.decoder import Activation as ActivationKind
-from octavo.spec.decoder import AttentionSpec, ConvSpec, LatentSpec, StateSpaceSpec
+from octavo.spec.decoder import AttentionSpec, ConvSpec, LatentSpec, QueryScaleSpec, StateSpaceSpec
 
 Array = NDArray[np.float32]
 Vector = NDArray[np.float32]
@@ -79,6 +79,9 @@ class NativeOps:
         k_norm: Vector | None,
     ) -> Array:
         return self._run(lambda ops, a: ops.qkv_rope_cache(a, spec, cache, positions, rope, q_norm, k_norm), qkv)
+
+    def scale_by_position(self, x: Array, spec: QueryScaleSpec, positions: Ids) -> Array:
+        return self._run(lambda ops, a: ops.scale_by_position(a, spec, positions), x)
 
     def paged_attention(self, q: Array, spec: AttentionSpec, cache: LayerCache) -> Array:
         return self._run(lambda ops, a: ops.paged_attention(a, spec, cache), q)

@@ -17,7 +17,7 @@ from octavo.kernels.cpu.structs import ActivationCode, Opcode, format_code
 from octavo.ops.interface import LayerCache, RopeTable
 from octavo.ops.weight import PackedWeight
 from octavo.spec.decoder import Activation as ActivationKind
-from octavo.spec.decoder import AttentionSpec, ConvSpec, LatentSpec, RopeSpec, StateSpaceSpec
+from octavo.spec.decoder import AttentionSpec, ConvSpec, LatentSpec, QueryScaleSpec, RopeSpec, StateSpaceSpec
 
 MOST_TAPS = 16  # of a convolution
 
@@ -115,7 +115,7 @@ class ProgramRecorder:
         q_norm: Vector | None,
         k_norm: Vector | None,
     ) -> Buffer:
-        width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+        width = (spec.heads + 2 * spec.own_kv_heads) * spec.head_dim
         _require(positions is Ids.POSITIONS, "rotation goes by positions")
         _require(qkv.width == width, f"q, k and v are {width} wide together, not {qkv.width}")
         self._check_attention(spec, cache)
@@ -135,11 +135,17 @@ class ProgramRecorder:
                 Axis.TOKENS,
                 spec.heads * spec.head_dim,
                 qkv,
-                integers=(spec.heads, spec.kv_heads, spec.head_dim, rotary, cache.group, cache.index),
+                integers=(spec.heads, spec.own_kv_heads, spec.head_dim, rotary, cache.group, cache.index),
                 floats=(0.0 if spec.qk_norm is None else spec.qk_norm.eps,),
                 operands=(cos, sin, q_norm, k_norm),
             )
         )
+
+    def scale_by_position(self, x: Buffer, spec: QueryScaleSpec, positions: Ids) -> Buffer:
+        _require(positions is Ids.POSITIONS and x.axis is Axis.TOKENS, "only tokens have positions")
+        _require(spec.span > 0, f"a span of {spec.span} positions")
+        floats = (spec.scale, spec.span)
+        return self._emit(Instruction(Opcode.SCALE_BY_POSITION, Axis.TOKENS, x.width, x, floats=floats))
 
     def paged_attention(self, q: Buffer, spec: AttentionSpec, cache: LayerCache) -> Buffer:
         width = spec.heads * spec.head_dim

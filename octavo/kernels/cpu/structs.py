@@ -54,6 +54,7 @@ class Opcode(IntEnum):
     CAUSAL_CONV = 18
     STATE_SCAN = 19
     GATED_NORM = 20
+    SCALE_BY_POSITION = 21
 
 
 class ActivationCode(IntEnum):

@@ -1,4 +1,4 @@
-"""Grouped-query attention over the paged cache, full or windowed."""
+"""Grouped-query attention over the paged cache: full, windowed or by chunks, of own or another layer's history."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -14,7 +14,7 @@ I = TypeVar("I")  # noqa: E741  integers
 
 @dataclass(frozen=True, slots=True)
 class AttentionWeights(Generic[V]):
-    """`qkv`: q, k and v stacked along the output axis, [(heads + 2 kv_heads) * head_dim, hidden]."""
+    """`qkv`: q, k and v stacked along the output axis, [(heads + 2 own_kv_heads) * head_dim, hidden]."""
 
     qkv: PackedWeight
     out: PackedWeight  # [hidden, heads * head_dim]
@@ -36,5 +36,7 @@ def attention(
     """x: [T, hidden] -> [T, hidden]."""
     qkv = ops.linear(x, w.qkv, w.qkv_bias)
     q = ops.qkv_rope_cache(qkv, spec, cache, positions, rope, w.q_norm, w.k_norm)
+    if spec.query_scale is not None:
+        q = ops.scale_by_position(q, spec.query_scale, positions)
     y = ops.paged_attention(q, spec, cache)
     return ops.all_reduce(ops.linear(y, w.out, w.out_bias))

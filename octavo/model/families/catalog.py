@@ -4,7 +4,19 @@ from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from octavo.errors import UnsupportedError
-from octavo.model.families import deepseek, gemma3, gpt2, granite, granite_hybrid, lfm2, llama, opt, qwen2, qwen3
+from octavo.model.families import (
+    deepseek,
+    gemma3,
+    gpt2,
+    granite,
+    granite_hybrid,
+    lfm2,
+    llama,
+    llama4,
+    opt,
+    qwen2,
+    qwen3,
+)
 from octavo.model.families.table import WeightTable
 from octavo.ops.weight import StoredTensor
 from octavo.spec.decoder import DecoderSpec
@@ -24,7 +36,9 @@ class Family(Protocol):
     def read_gguf_config(self, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> dict[str, Any]: ...
 
 
-FAMILIES = cast(tuple[Family, ...], (llama, qwen2, qwen3, gemma3, granite, opt, gpt2, deepseek, lfm2, granite_hybrid))
+FAMILIES = cast(
+    tuple[Family, ...], (llama, qwen2, qwen3, gemma3, granite, opt, gpt2, deepseek, lfm2, granite_hybrid, llama4)
+)
 
 TABLE: dict[str, Family] = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
 GGUF_TABLE: dict[str, Family] = {name: family for family in FAMILIES for name in family.GGUF_ARCHITECTURES}
