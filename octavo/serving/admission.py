@@ -53,7 +53,8 @@ class AdmissionMiddleware:
             await self._app(scope, receive, send)
             return
         if self._admission.draining:
-            response = error_response(EngineDeadError("the server is shutting down and takes no new requests"))
+            error = EngineDeadError("the server is shutting down and takes no new requests")
+            response = error_response(error, route_path(scope))
             # The next try is for another server.
             response.headers["Connection"] = "close"
             response.headers["Retry-After"] = "1"

@@ -11,6 +11,7 @@ from starlette.routing import Route
 from octavo.serving import control, health, openapi
 from octavo.serving.access import AccessFile, AccessLog, AccessLogMiddleware
 from octavo.serving.admission import AdmissionMiddleware
+from octavo.serving.anthropic.messages import count_tokens, create_message
 from octavo.serving.auth import ApiKeyMiddleware
 from octavo.serving.errors import guarded, http_error
 from octavo.serving.keys import KeyRing
@@ -24,6 +25,8 @@ from octavo.telemetry.metrics import MetricsSink
 ROUTES = (
     Route("/v1/chat/completions", guarded(create_chat_completion), methods=["POST"]),
     Route("/v1/completions", guarded(create_completion), methods=["POST"]),
+    Route("/v1/messages", guarded(create_message), methods=["POST"]),
+    Route("/v1/messages/count_tokens", guarded(count_tokens), methods=["POST"]),
     Route("/v1/models", guarded(list_models), methods=["GET"]),
     Route("/v1/models/{name:path}", guarded(show_model), methods=["GET"]),
     Route("/tokenize", guarded(tokenize), methods=["POST"]),

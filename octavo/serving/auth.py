@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.errors import OverloadedError
-from octavo.serving.errors import error_response
+from octavo.serving.errors import error_response, unauthorized
 from octavo.serving.keys import KeyRing, Owner
 from octavo.serving.quota import Quotas
 from octavo.serving.record import record_in, route_path
@@ -39,8 +38,7 @@ class ApiKeyMiddleware:
             return
         owner = self._owner(scope)
         if owner is None:
-            # A string, not the usual object: vLLM's clients compare with exactly this.
-            await JSONResponse({"error": "Unauthorized"}, status_code=401)(scope, receive, send)
+            await unauthorized(route_path(scope))(scope, receive, send)
             return
         await self._limited(owner, scope, receive, send)
 
@@ -50,7 +48,7 @@ class ApiKeyMiddleware:
         try:
             number = self._quotas.enter(owner, record, counted=scope["method"] == "POST")
         except OverloadedError as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, route_path(scope))(scope, receive, send)
             return
         try:
             await self._app(scope, receive, send)

@@ -1,4 +1,4 @@
-"""Which error becomes which answer: vLLM's body, the right status, and never a traceback."""
+"""Which error becomes which answer: the body of the API that was asked, the right status, and never a traceback."""
 
 from collections.abc import Awaitable, Callable
 from math import ceil
@@ -9,7 +9,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from octavo.errors import InvalidRequestError, OctavoError, OverloadedError
+from octavo.serving.anthropic.answers import AnthropicError, MessagesError
 from octavo.serving.openai.answers import ErrorAnswer, ErrorInfo
+from octavo.serving.record import route_path
 from octavo.telemetry.log import logger
 
 _TYPES = {
@@ -27,6 +29,17 @@ _TYPES = {
     503: "ServiceUnavailableError",
     504: "GatewayTimeoutError",
 }
+# The error types of Anthropic's API reference; other statuses are of the type that their first digit tells.
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/")
 # nginx's status for a client that went away; only the access log sees it.
 CLIENT_GONE = 499
 
@@ -63,11 +76,35 @@ def describe(error: Exception) -> ErrorInfo:
     return ErrorInfo("the server failed on this request; its log tells why", _type(500), None, 500)
 
 
-def error_response(error: Exception) -> Response:
-    """The answer to a request that failed."""
+def error_response(error: Exception, path: str) -> Response:
+    """The answer to a request for a path that failed."""
     info = describe(error)
     headers = {"Retry-After": str(max(1, ceil(error.retry_after)))} if isinstance(error, OverloadedError) else None
-    return json_response(ErrorAnswer(info), info.code, headers)
+    return json_response(error_answer(info, path), info.code, headers)
+
+
+def error_answer(info: ErrorInfo, path: str) -> ErrorAnswer | MessagesError:
+    """The body of an error, in the words of the API that the path belongs to."""
+    return messages_error(info) if of_messages(path) else ErrorAnswer(info)
+
+
+def messages_error(info: ErrorInfo) -> MessagesError:
+    """An error in Anthropic's words."""
+    kind = _ANTHROPIC_TYPES.get(info.code, "invalid_request_error" if info.code < 500 else "api_error")
+    return MessagesError(AnthropicError(kind, info.message))
+
+
+def of_messages(path: str) -> bool:
+    """The path belongs to Anthropic's API."""
+    return path == _ANTHROPIC_PATHS[0] or path.startswith(_ANTHROPIC_PATHS[1])
+
+
+def unauthorized(path: str) -> Response:
+    """The answer without a valid key."""
+    if of_messages(path):
+        return json_response(messages_error(ErrorInfo("no valid API key", "", None, 401)), 401)
+    # A string, not the usual object: vLLM's clients compare with exactly this.
+    return json_response({"error": "Unauthorized"}, 401)
 
 
 def refusal_body(status: int, message: str) -> bytes:
@@ -85,7 +122,7 @@ def guarded(handler: Handler) -> Handler:
             return Response(status_code=CLIENT_GONE)
         except Exception as error:
             log_failure(request.url.path, error)
-            return error_response(error)
+            return error_response(error, route_path(request.scope))
 
     return answer
 
@@ -97,11 +134,11 @@ def log_failure(path: str, error: Exception) -> None:
         logger("serving").error("a request to %s failed: %s", path, error, exc_info=unexpected)
 
 
-async def http_error(_request: Request, error: Exception) -> Response:
+async def http_error(request: Request, error: Exception) -> Response:
     """Answer to what the router refuses: unknown path, wrong method."""
     assert isinstance(error, HTTPException)
     info = ErrorInfo(error.detail, _type(error.status_code), None, error.status_code)
-    return json_response(ErrorAnswer(info), error.status_code, dict(error.headers or {}))
+    return json_response(error_answer(info, route_path(request.scope)), error.status_code, dict(error.headers or {}))
 
 
 def _type(status: int) -> str:

@@ -9,6 +9,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from octavo.serving.anthropic.answers import Message, MessageEvent, MessagesError, TokenCount
+from octavo.serving.anthropic.schema import CountTokensRequest, MessagesRequest
+from octavo.serving.errors import of_messages
 from octavo.serving.openai.answers import (
     ChatChunk,
     ChatCompletion,
@@ -86,8 +89,8 @@ class Operation:
     """One method of one path.
 
     answer: type of a JSON answer, a media type, or None for an answer without a body. errors: statuses of error
-    objects. streams: type of the JSON in each server-sent event, when the answer may come in such; the last event is
-    [DONE]. query: names of query parameters and their JSON Schemas.
+    objects. streams: type of the JSON in each server-sent event, when the answer may come in such; with `done` the last
+    event is [DONE]. query: names of query parameters and their JSON Schemas.
     """
 
     method: str
@@ -96,8 +99,14 @@ class Operation:
     answer: Any = None
     body: type[msgspec.Struct] | None = None
     errors: tuple[int, ...] = _PROBE
-    streams: type[msgspec.Struct] | None = None
+    streams: Any = None
     query: tuple[tuple[str, dict[str, Any]], ...] = ()
+    done: bool = True
+
+    @property
+    def failure(self) -> type[msgspec.Struct]:
+        """Type of its error objects."""
+        return MessagesError if of_messages(self.path) else ErrorAnswer
 
 
 _TEXT_PART = {
@@ -154,6 +163,12 @@ _TAGS = {"type": "array", "items": {"type": "string", "enum": ["weights", "kv_ca
 OPERATIONS: tuple[Operation, ...] = (
     Operation("post", "/v1/chat/completions", "Answer messages", ChatCompletion, ChatRequest, _GENERATION, ChatChunk),
     Operation("post", "/v1/completions", "Continue text", Completion, CompletionRequest, _GENERATION, CompletionChunk),
+    Operation(
+        *("post", "/v1/messages", "Answer messages, as Anthropic's API", Message, MessagesRequest, _GENERATION),
+        streams=MessageEvent,
+        done=False,
+    ),
+    Operation(*("post", "/v1/messages/count_tokens", "Tokens of messages", TokenCount, CountTokensRequest, _TEXT_WORK)),
     Operation("get", "/v1/models", "The models served", ModelList),
     Operation("get", "/v1/models/{name}", "One of them", ModelCard, errors=(404, *_PROBE)),
     Operation("post", "/tokenize", "Text or a conversation to token ids", Tokenized, TokenizeRequest, _TEXT_WORK),
@@ -192,11 +207,10 @@ def build_document(paths: Iterable[str], version: str, root_path: str, with_keys
     served = frozenset(paths)
     operations = [operation for operation in OPERATIONS if operation.path in served]
     types: list[Any] = [kind for operation in operations for kind in _types(operation)]
-    schemas, components = msgspec.json.schema_components(
-        [*types, ErrorAnswer, Unauthorized], ref_template="#/components/schemas/{name}"
-    )
+    types += [ErrorAnswer, MessagesError, Unauthorized]
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     # The same type may stand there several times; its schema is the same.
-    named = dict(zip(map(str, [*types, ErrorAnswer, Unauthorized]), schemas, strict=True))
+    named = dict(zip(map(str, types), schemas, strict=True))
     for name, narrowed in _NARROWED.items():
         if name in components:
             components[name]["properties"] |= narrowed
@@ -227,13 +241,15 @@ def _types(operation: Operation) -> Iterator[Any]:
 
 def _described(operation: Operation, schemas: Mapping[str, dict[str, Any]], with_keys: bool) -> dict[str, Any]:
     content: dict[str, Any] = {}
+    failure = schemas[str(operation.failure)]
     if isinstance(operation.answer, str):
         content[operation.answer] = {"schema": {"type": "string"}}
     elif operation.answer is not None:
         content[_JSON] = {"schema": schemas[str(operation.answer)]}
     if operation.streams:
-        told = {"anyOf": [schemas[str(operation.streams)], schemas[str(ErrorAnswer)]]}
-        data = [{"const": "[DONE]"}, {"type": "string", "contentMediaType": _JSON, "contentSchema": told}]
+        told = {"anyOf": [schemas[str(operation.streams)], failure]}
+        data = [{"const": "[DONE]"}] if operation.done else []
+        data += [{"type": "string", "contentMediaType": _JSON, "contentSchema": told}]
         event = {"type": "object", "properties": {"data": {"anyOf": data}}, "required": ["data"]}
         content["text/event-stream"] = {"schema": event}
     described: dict[str, Any] = {"summary": operation.summary, "responses": {"200": _answer("Done", content)}}
@@ -243,13 +259,12 @@ def _described(operation: Operation, schemas: Mapping[str, dict[str, Any]], with
         described["responses"]["503"] = _answer("Not ready", content)
         bare.add(503)
     for status in operation.errors:
-        shown = {} if status in bare and operation.answer is None else {_JSON: {"schema": schemas[str(ErrorAnswer)]}}
+        shown = {} if status in bare and operation.answer is None else {_JSON: {"schema": failure}}
         described["responses"].setdefault(str(status), _answer("Refused or failed", shown))
     if with_keys:
-        described["responses"]["401"] = _answer("No valid key", {_JSON: {"schema": schemas[str(Unauthorized)]}})
-        described["responses"].setdefault(
-            "429", _answer("A limit of the key", {_JSON: {"schema": schemas[str(ErrorAnswer)]}})
-        )
+        refused = failure if operation.failure is MessagesError else schemas[str(Unauthorized)]
+        described["responses"]["401"] = _answer("No valid key", {_JSON: {"schema": refused}})
+        described["responses"].setdefault("429", _answer("A limit of the key", {_JSON: {"schema": failure}}))
     if operation.body is not None:
         body = {_JSON: {"schema": schemas[str(operation.body)]}}
         described["requestBody"] = {"required": True, "content": body}

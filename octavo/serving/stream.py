@@ -1,7 +1,7 @@
 """Decides what happens between a running answer and its connection: events, disconnects, failures in mid-stream."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
@@ -26,6 +26,16 @@ _encode = msgspec.json.Encoder().encode
 def event(answer: object) -> bytes:
     """One server-sent event."""
     return b"data: " + _encode(answer) + b"\n\n"
+
+
+def named_event(name: str, answer: object) -> bytes:
+    """One server-sent event with a name."""
+    return f"event: {name}\ndata: ".encode() + _encode(answer) + b"\n\n"
+
+
+def error_event(error: Exception) -> bytes:
+    """How OpenAI's streams end when they fail."""
+    return event(ErrorAnswer(describe(error))) + DONE
 
 
 async def until_disconnect(receive: Receive, work: Awaitable[T]) -> T:
@@ -59,13 +69,23 @@ class EventStream(Response):
     Args:
         first: what the events have given already. Failures before it were answered with an HTTP status.
         events: the other events, without the closing one; closed in every case.
+        closing: what is sent after the last one.
+        failing: what is sent instead when they fail.
     """
 
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self,
+        first: bytes,
+        events: AsyncGenerator[bytes, None],
+        closing: bytes = DONE,
+        failing: Callable[[Exception], bytes] = error_event,
+    ) -> None:
         self.background = None
         self.status_code = 200
         self._first = first
         self._events = events
+        self._closing = closing
+        self._failing = failing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -78,14 +98,13 @@ class EventStream(Response):
             await self._events.aclose()
 
     async def _pass_on(self, scope: Scope, send: Send) -> None:
-        last = DONE
+        last = self._closing
         try:
             await send({"type": "http.response.body", "body": self._first, "more_body": True})
             async for chunk in self._events:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except Exception as error:
-            info = describe(error)
-            record_in(scope).outcome = info.code
+            record_in(scope).outcome = describe(error).code
             log_failure(scope["path"], error)
-            last = event(ErrorAnswer(info)) + DONE
+            last = self._failing(error)
         await send({"type": "http.response.body", "body": last, "more_body": False})

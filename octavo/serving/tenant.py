@@ -22,7 +22,8 @@ def tenant_of(request: Request, user: str | None) -> str:
     if user:
         return user if len(user) <= _LONGEST else f"user:{_digest(user)}"
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    return f"key:{_digest(key.strip())}" if scheme.lower() == "bearer" and key.strip() else ""
+    found = key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "").strip()
+    return f"key:{_digest(found)}" if found else ""
 
 
 def _digest(text: str) -> str:

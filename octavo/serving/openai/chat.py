@@ -49,6 +49,29 @@ async def create_chat_completion(request: Request) -> Response:
     """One or more answers to a conversation, whole or streamed."""
     state = state_of(request)
     body, warnings = await read_generation(request, state, _READER)
+    job, choice = await open_chat(request, state, body, warnings)
+    answer = _Answer(body, job, state, choice)
+    if not body.stream:
+        parts = await until_disconnect(request.receive, gather(job))
+        return json_response(answer.whole(parts))
+    events = answer.events()
+    # Whatever fails before the first token is an HTTP status, not an event.
+    first = await until_disconnect(request.receive, anext(events))
+    return EventStream(first, events)
+
+
+async def open_chat(
+    request: Request, state: ServerState, body: ChatRequest, warnings: list[str]
+) -> tuple[Job, ChoiceOptions]:
+    """The answer to a conversation, under way, and how it is read: the one way for every API that has conversations.
+
+    Args:
+        body: checked as `check_generation` does.
+        warnings: there are already.
+
+    Raises:
+        OctavoError: something is refused, or the engine takes nothing.
+    """
     refuse_modalities(body)
     form, said = read_form(body)
     use, told = read_tool_use(body, state)
@@ -63,14 +86,7 @@ async def create_chat_completion(request: Request) -> Response:
     choice = ChoiceOptions(
         shape, use, state.config.response_role, _echoed(body, state), body.include_reasoning is not False
     )
-    answer = _Answer(body, job, state, choice)
-    if not body.stream:
-        parts = await until_disconnect(request.receive, gather(job))
-        return json_response(answer.whole(parts))
-    events = answer.events()
-    # Whatever fails before the first token is an HTTP status, not an event.
-    first = await until_disconnect(request.receive, anext(events))
-    return EventStream(first, events)
+    return job, choice
 
 
 async def render(request: Request, state: ServerState, body: Any) -> str:

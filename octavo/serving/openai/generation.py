@@ -36,6 +36,8 @@ Prompt = str | Sequence[int]
 
 _MAX_ID = 128
 _MAX_SECONDS = 1e9
+# How an answer's id begins, by the end of the path that was asked.
+_PREFIXES = (("/chat/completions", "chatcmpl-"), ("/messages", "msg_"), ("/responses", "resp_"))
 
 _SAMPLING_FIELDS = (
     *("n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids"),
@@ -108,16 +110,34 @@ async def read_generation(request: Request, state: ServerState, reader: BodyRead
     Raises:
         OctavoError: as the checks do.
     """
+    body, warnings = await read_fields(request, state, reader)
+    assert isinstance(body, GenerationFields)
+    check_generation(state, body)
+    return body, warnings
+
+
+async def read_fields(request: Request, state: ServerState, reader: BodyReader) -> tuple[Any, list[str]]:
+    """A body that asks for an answer, and a warning for each field of it that is unknown.
+
+    Raises:
+        OctavoError: the server takes none now, or the body is not what it should be.
+    """
     state.check_admission()
     data = await read_body(request, state.max_body_bytes)
     check_depth(data)
-    body, warnings = reader.read(data)
-    assert isinstance(body, GenerationFields)
+    return reader.read(data)
+
+
+def check_generation(state: ServerState, body: GenerationFields) -> None:
+    """What can be checked without the model's text side.
+
+    Raises:
+        OctavoError: something is refused.
+    """
     state.check_model(body.model)
     refuse_unsupported(body)
     check_counts(body)
     fill_in(body, state.config)
-    return body, warnings
 
 
 def sampling_params(body: GenerationFields, state: ServerState, max_tokens: int | None, **more: Any) -> SamplingParams:
@@ -155,9 +175,9 @@ async def open_job(
         OctavoError: a prompt or parameter is refused, or the engine takes none.
     """
     beam, wish = read_beam(body), read_cache_wish(body)
-    prefix = "chatcmpl" if request.url.path.endswith("/chat/completions") else "cmpl"
+    prefix = next((prefix for end, prefix in _PREFIXES if request.url.path.endswith(end)), "cmpl-")
     record = record_of(request)
-    public = f"{prefix}-{(body.request_id or record.request_id)[:_MAX_ID]}"
+    public = f"{prefix}{(body.request_id or record.request_id)[:_MAX_ID]}"
     # Clients may repeat their ids; the engine's must differ.
     internal = uuid.uuid4().hex
     common = {"arrival": time.monotonic(), "priority": body.priority or 0, "cache_salt": body.cache_salt or ""}
