@@ -3,7 +3,6 @@
 import random
 from errno import EIO, ENOSPC
 
-from octavo.execution.tiers.interface import TierSizes
 from octavo.execution.tiers.memory import MemoryTier
 
 HARM = ("fail", "full", "lose", "spoil", "tear", "swap", "age")
@@ -28,9 +27,6 @@ class FlakyTier:
 
     def keys(self):
         return self.inner.keys()
-
-    def contains(self, key):
-        return self.inner.contains(key)
 
     def put(self, key, blob):
         harm = self._chance()
@@ -72,9 +68,6 @@ class FlakyTier:
             self.inner.generation = generation
             return
         self.inner.clear(generation)
-
-    def sizes(self) -> TierSizes:
-        return self.inner.sizes()
 
     def close(self):
         self.inner.close()

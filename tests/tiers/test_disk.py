@@ -2,6 +2,7 @@
 
 import os
 import stat
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -45,6 +46,16 @@ def tier(request, tmp_path):
     tier.close()
 
 
+def held(tier):
+    """Which of KEYS it has."""
+    found = []
+    for key in KEYS:
+        with suppress(TierError, OSError):
+            tier.get(key, np.zeros(ENVELOPE.blob_bytes, np.uint8))
+            found.append(key)
+    return found
+
+
 def files(path):
     return sorted(path.rglob("*.kv"))
 
@@ -54,19 +65,17 @@ def test_every_tier_keeps_and_forgets(tier):
     for number, key in enumerate(KEYS[:3]):
         tier.put(key, sealed(key, number))
     tier.put(KEYS[1], sealed(KEYS[1], 9))
-    assert [tier.contains(key) for key in KEYS[:4]] == [True, True, True, False]
+    assert held(tier) == list(KEYS[:3])
     assert (opened(tier, KEYS[1]) == page(9)).all()
     assert (opened(tier, KEYS[0]) == page(0)).all()
     tier.delete(KEYS[0])
     tier.delete(KEYS[0])
-    assert not tier.contains(KEYS[0])
-    assert tier.sizes().blobs == 2
-    assert 2 * ENVELOPE.blob_bytes <= tier.sizes().bytes <= tier.sizes().max_bytes
+    assert held(tier) == list(KEYS[1:3])
     with pytest.raises((TierError, OSError)) as missing:
         opened(tier, KEYS[0])
     assert cause_of(missing.value) == "missing"
     tier.clear(3)
-    assert (tier.generation, tier.sizes().blobs, tier.contains(KEYS[1])) == (3, 0, False)
+    assert (tier.generation, held(tier)) == (3, [])
 
 
 def test_files_survive_and_are_private(tmp_path):
@@ -235,5 +244,5 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
         tier.put(KEYS[0], sealed(KEYS[0]))
     assert cause_of(caught.value) == "full"
     assert not list((tmp_path / "kv").rglob("*.partial"))
-    assert not tier.contains(KEYS[0])
+    assert held(tier) == []
     tier.close()

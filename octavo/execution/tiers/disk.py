@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.errors import ConfigError
-from octavo.execution.tiers.interface import TierError, TierSizes
+from octavo.execution.tiers.interface import TierError
 from octavo.ops.weight import Bytes
 
 _SUFFIX, _PARTIAL = ".kv", ".partial"
@@ -73,7 +73,6 @@ class DiskTier:
             self._keys = self._list()
         except OSError as error:
             raise ConfigError(f"kv_disk_path {directory}: {error.strerror or error}") from error
-        self._count = len(self._keys)
 
     @property
     def _place(self) -> Path:
@@ -98,13 +97,11 @@ class DiskTier:
                 _write_all(descriptor, blob)
             finally:
                 os.close(descriptor)
-            known = target.exists()
             partial.replace(target)
         except BaseException:
             with suppress(OSError):
                 partial.unlink()
             raise
-        self._count += not known
 
     def get(self, key: bytes, into: Bytes) -> int:
         """See Tier."""
@@ -122,26 +119,16 @@ class DiskTier:
         finally:
             os.close(descriptor)
 
-    def contains(self, key: bytes) -> bool:
-        """See Tier."""
-        return self._path(key).is_file()
-
     def delete(self, key: bytes) -> None:
         """See Tier."""
         with suppress(FileNotFoundError):
             self._path(key).unlink()
-            self._count -= 1
 
     def clear(self, generation: int) -> None:
         """See Tier."""
         _write_generation(self._base, generation)
         self.generation = generation
-        self._count = 0
         self._remove_other_generations()
-
-    def sizes(self) -> TierSizes:
-        """See Tier."""
-        return TierSizes(self._count, self._count * self._file_bytes, self._max_bytes)
 
     def close(self) -> None:
         """See Tier."""

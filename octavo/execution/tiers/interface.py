@@ -1,7 +1,6 @@
 """What a tier behind host memory is: a place that keeps blobs by key, and may fail, lose or spoil them at any time."""
 
 import errno
-from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.ops.weight import Bytes
@@ -13,15 +12,6 @@ class TierError(Exception):
     def __init__(self, cause: str, message: str = "") -> None:
         super().__init__(message or cause)
         self.cause = cause
-
-
-@dataclass(frozen=True, slots=True)
-class TierSizes:
-    """What a tier holds and may hold."""
-
-    blobs: int
-    bytes: int
-    max_bytes: int
 
 
 class Tier(Protocol):
@@ -65,20 +55,12 @@ class Tier(Protocol):
         """
         ...
 
-    def contains(self, key: bytes) -> bool:
-        """There is such a blob."""
-        ...
-
     def delete(self, key: bytes) -> None:
         """Forget a blob, if it is there."""
         ...
 
     def clear(self, generation: int) -> None:
         """Forget everything, for good: also after a restart nothing put before is found. Sets `generation`."""
-        ...
-
-    def sizes(self) -> TierSizes:
-        """A reading."""
         ...
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from octavo.execution.tiers.interface import TierError, TierSizes
+from octavo.execution.tiers.interface import TierError
 from octavo.ops.weight import Bytes
 
 
@@ -34,10 +34,6 @@ class MemoryTier:
         into.data[: len(part)] = part
         return len(blob)
 
-    def contains(self, key: bytes) -> bool:
-        """See Tier."""
-        return key in self.blobs
-
     def delete(self, key: bytes) -> None:
         """See Tier."""
         self.blobs.pop(key, None)
@@ -46,12 +42,6 @@ class MemoryTier:
         """See Tier."""
         self.blobs.clear()
         self.generation = generation
-
-    def sizes(self) -> TierSizes:
-        """See Tier."""
-        held = sum(map(len, self.blobs.values()))
-        largest = max(map(len, self.blobs.values()), default=0)
-        return TierSizes(len(self.blobs), held, self.capacity * largest)
 
     def close(self) -> None:
         """See Tier."""

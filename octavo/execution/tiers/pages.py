@@ -50,14 +50,6 @@ class HostPages:
         self._free = list(range(count - 1, -1, -1))
         self._pages: dict[bytes, Page] = {}
 
-    def __len__(self) -> int:
-        return len(self._pages)
-
-    @property
-    def free(self) -> int:
-        """Pages that could be taken."""
-        return len(self._free)
-
     def take(self, key: bytes) -> Page | None:
         """A page for a key, instead of what the key had; None when none is free."""
         self.drop(key)

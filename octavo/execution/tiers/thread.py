@@ -17,7 +17,7 @@ _DAMAGED = frozenset({"torn", "corrupt", "foreign", "stale"})
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class EndedTransfer:
     """A load or store that is over. `page` was used by it."""
 
     ticket: int
@@ -35,7 +35,7 @@ class TierWork:
         done: called with every outcome, by `run_next`.
     """
 
-    def __init__(self, tier: Tier, envelope: Envelope, done: Callable[[Outcome], None]) -> None:
+    def __init__(self, tier: Tier, envelope: Envelope, done: Callable[[EndedTransfer], None]) -> None:
         self._tier = tier
         self._envelope = envelope
         self._generation = tier.generation
@@ -120,7 +120,7 @@ class TierWork:
         except Exception as error:  # whatever a tier raises, the engine goes on without this block
             cause = cause_of(error)
             logger("tiers").debug("%s: %s failed: %s", self.name, "load" if loads else "store", error)
-        self._done(Outcome(ticket, page, loads, cause, time.perf_counter() - began))
+        self._done(EndedTransfer(ticket, page, loads, cause, time.perf_counter() - began))
 
     def _load(self, key: bytes, page: Page) -> None:
         length = self._tier.get(key, self._blob)

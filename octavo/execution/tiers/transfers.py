@@ -9,7 +9,7 @@ from octavo.cache.tier import HOST
 from octavo.execution.tiers.envelope import Envelope
 from octavo.execution.tiers.interface import Tier
 from octavo.execution.tiers.pages import DevicePages, HostPages
-from octavo.execution.tiers.thread import Outcome, TierThread, TierWork
+from octavo.execution.tiers.thread import EndedTransfer, TierThread, TierWork
 from octavo.flow.plan import StepPlan, TierOrder
 from octavo.flow.result import TierEvent
 
@@ -34,7 +34,7 @@ class TierTransfers:
     ) -> None:
         self._device = device
         self._host = HostPages(pages, device.page_bytes)
-        self._outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[EndedTransfer] = queue.SimpleQueue()
         self.works = {tier.name: TierWork(tier, envelope, self._outcomes.put) for tier in tiers}
         self._threads = [TierThread(work) for work in self.works.values() if threaded]
         self._events: list[TierEvent] = []
@@ -131,7 +131,7 @@ class TierTransfers:
             except queue.Empty:
                 return
 
-    def _take(self, outcome: Outcome) -> None:
+    def _take(self, outcome: EndedTransfer) -> None:
         self._under_way -= 1
         self._host.done(outcome.page)
         if outcome.loaded:
