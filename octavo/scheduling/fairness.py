@@ -14,7 +14,7 @@ from octavo.scheduling.sequence import SequenceState
 # Service units of a token. A generated token costs about twice a prompt's (section 3.1 of the paper).
 PROMPT_COST = 1.0
 OUTPUT_COST = 2.0
-_REMEMBERED = 4096  # tenants that are kept in mind although nothing of theirs waits
+_REMEMBERED = 2048  # tenants that are kept in mind although nothing of theirs waits, at least
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +45,7 @@ class FairQueue:
         self._floor = 0.0  # what the least served of those who waited had
         self._last: Account | None = None  # who left when nobody else waited
         self._live = 0
+        self._most = 4 * _REMEMBERED  # tenants known before some are forgotten
         self.tenants = 0  # that have something waiting
 
     def __len__(self) -> int:
@@ -116,7 +117,7 @@ class FairQueue:
     def _account(self, name: str) -> Account:
         account = self._accounts.get(name)
         if account is None:
-            if len(self._accounts) >= 2 * _REMEMBERED:
+            if len(self._accounts) >= self._most:
                 self._prune()
             account = self._accounts[name] = Account(name, self._weights.get(name, 1.0), self._floor)
         return account
@@ -143,8 +144,10 @@ class FairQueue:
             (account for account in self._accounts.values() if not account.listed and not len(account.waiting)),
             key=lambda account: account.served,
         )
-        for account in idle[: len(idle) - _REMEMBERED // 2]:
+        for account in idle[: max(0, len(idle) - _REMEMBERED)]:
             del self._accounts[account.name]
+        # Where most of them wait there is little to forget: this must not be done again for each new one.
+        self._most = max(4 * _REMEMBERED, 2 * len(self._accounts))
 
 
 def read_weights(entries: Iterable[str]) -> dict[str, float]:

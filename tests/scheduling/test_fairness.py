@@ -114,6 +114,20 @@ def test_tenants_who_went_are_forgotten():
     assert len(queue._heap) < 10_000
 
 
+def test_a_crowd_of_tenants_that_wait_is_not_searched_for_each_new_one(monkeypatch):
+    queue, searches = FairQueue({}), []
+    prune = FairQueue._prune
+    monkeypatch.setattr(FairQueue, "_prune", lambda self: (searches.append(len(self)), prune(self)))
+    for number in range(20_000):
+        queue.push(sequence(number, f"user{number}"))
+    assert (len(queue), queue.tenants) == (20_000, 20_000)
+    assert 0 < len(searches) <= 2
+    for _ in range(20_000):
+        take(queue, 1.0)
+    queue.push(sequence(20_000, "new"))
+    assert queue.first().id == 20_000
+
+
 @pytest.mark.parametrize("text", ["a", "=1", "a=", "a=0", "a=-1", "a=nan", "a=lots"])
 def test_weights_that_are_none(text):
     with pytest.raises(ConfigError, match="tenant_weights"):
