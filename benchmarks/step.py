@@ -84,7 +84,7 @@ def measure_crowd(policy: str, count: int, steps: int = 50) -> Crowd:
     order = rng.sample(requests, len(requests))
     middle = time.thread_time()
     for request in order:
-        scheduler.cancel(request.id, 2.0)
+        scheduler.cancel(request.id)
     done = time.thread_time()
     assert not scheduler.has_work
     each = max(1, count)

@@ -6,10 +6,10 @@ from octavo.cache.block import BlockHash, BlockId
 from octavo.cache.branches import Branches
 from octavo.cache.eviction import POLICIES, BlockUse
 from octavo.cache.explain import MissJournal
-from octavo.cache.group import Tail
 from octavo.cache.history import EvictionHistory
 from octavo.cache.options import CacheOptions, CacheStats
 from octavo.cache.pool import BlockPool
+from octavo.cache.prefix import Tail
 from octavo.cache.prefix_index import PrefixIndex
 from octavo.cache.reuse import Beginning, Fill, ReuseModel, kind_of_request, kind_of_reuse
 from octavo.cache.table import CacheTerms
@@ -22,14 +22,13 @@ class CachedContents:
     """The pool's blocks and what is known of their contents. Mutable; the CacheManager owns it.
 
     Args:
-        tails: what of a prefix each row of pages needs.
+        tails: for each lane, what of a prefix it needs; see PrefixRule.
         tiers: where evicted contents go, if anywhere.
     """
 
     def __init__(self, tails: Sequence[Tail], options: CacheOptions, tiers: CacheTiers | None) -> None:
         self.index = PrefixIndex(tails)
         self.branches = Branches()
-        self.taker = ""  # whose room is being made
         self._reuse = ReuseModel()
         policy = options.eviction if callable(options.eviction) else POLICIES[options.eviction]
         key = policy(options.num_blocks, options.block_size, self._reuse)
@@ -37,7 +36,7 @@ class CachedContents:
         self.pool = BlockPool(options.num_blocks, key, self._reuse, self._evict, budget)
         self._history = EvictionHistory(min(options.num_blocks, _MOST_REMEMBERED))
         self.journal = MissJournal(self.index, self._history, self.branches)
-        self._states = tuple(row for row, tail in enumerate(tails) if tail.group.is_state)
+        self._states = tuple(lane for lane, tail in enumerate(tails) if tail.group.is_state)
         self._tiers = tiers
 
     def keep(self, terms: CacheTerms, fill: Fill, key: BlockHash, depth: int, blocks: Sequence[BlockId]) -> None:
@@ -81,19 +80,15 @@ class CachedContents:
         """Their only reader is going to write into blocks that may be findable: as if they were evicted."""
         for block in blocks:
             if block in self.index:
-                row, key = self.index.place(block)
-                if self._tiers is not None:
-                    self._tiers.evicted(block, row, key)
-                self._unlist(block, key)
-                self.pool.drop(block)
+                self._drop(block, *self.index.place(block))
 
     def forget(self, blocks: Sequence[BlockId]) -> None:
         """What stands in these must not be offered to anyone again."""
         for block in blocks:
             if block in self.index:
-                row, key = self.index.place(block)
+                lane, key = self.index.place(block)
                 if self._tiers is not None:
-                    self._tiers.forget(row, key)
+                    self._tiers.forget(lane, key)
                 self._unlist(block, key)
                 self.pool.drop(block)
 
@@ -112,25 +107,29 @@ class CachedContents:
         counts = (pool.evictions, len(pins), pins.refused, pins.broken)
         return CacheStats(pool.num_blocks, used, cached, free, *counts, self.journal.counts())
 
-    def _evict(self, block: BlockId, use: BlockUse) -> None:
+    def _evict(self, block: BlockId, use: BlockUse, taker: str) -> None:
         """A cached block is given to someone else."""
-        row, key = self.index.place(block)
+        lane, key = self.index.place(block)
         if self._tiers is not None:
-            self._tiers.evicted(block, row, key)
-        self._history.note(key, use, self.pool.now, self.taker)
+            self._tiers.evicted(block, lane, key)
+        self._history.note(key, use, self.pool.now, taker)
         self._unlist(block, key)
-        if row in self._states:
+        if lane in self._states:
             self._drop_rest(key)
 
     def _drop_rest(self, key: BlockHash) -> None:
         """A recurrent state that lacks a page is of no use: its other pages become free."""
-        for row in self._states:
-            block = self.index.find(row, key)
+        for lane in self._states:
+            block = self.index.find(lane, key)
             if block is not None and self.pool.is_available(block):
-                if self._tiers is not None:
-                    self._tiers.evicted(block, row, key)
-                self._unlist(block, key)
-                self.pool.drop(block)
+                self._drop(block, lane, key)
+
+    def _drop(self, block: BlockId, lane: int, key: BlockHash) -> None:
+        """A block's contents go, other than by an eviction: tiers may keep them."""
+        if self._tiers is not None:
+            self._tiers.evicted(block, lane, key)
+        self._unlist(block, key)
+        self.pool.drop(block)
 
     def _unlist(self, block: BlockId, key: BlockHash) -> None:
         """A block cannot be found any more; nor, when it was the last one of its hash, what it followed."""

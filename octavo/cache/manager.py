@@ -1,17 +1,17 @@
 """Gives sequences their cache blocks, shares what may be shared, and takes back what is not read any more."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from octavo.cache.block import BlockHash, BlockId, CacheScope, extend_hashes, root_hash
 from octavo.cache.contents import CachedContents
-from octavo.cache.group import KVCacheGroup, state_interval, tails_of
+from octavo.cache.group import KVCacheGroup, state_interval
 from octavo.cache.options import CacheOptions, CacheStats
+from octavo.cache.prefix import KeyAt, tails_of
 from octavo.cache.reuse import UNKNOWN
 from octavo.cache.state import StateKeeper
 from octavo.cache.table import BlockTable, CacheTerms, NewBlocks, PrefixMatch, SequenceBlocks
 from octavo.cache.tier_device import DeviceBlocks
-from octavo.cache.tier_prefix import StagedPrefix
-from octavo.cache.tiers import CacheTiers
+from octavo.cache.tiers import CacheTiers, StagedPrefix
 from octavo.errors import ConfigError
 from octavo.flow.cache_report import CacheMiss, CacheReport
 from octavo.flow.plan import BlockCopy
@@ -50,6 +50,7 @@ class CacheManager:
         self.tiers = tiers
         self._groups = tuple(group for group in groups if not group.is_state)
         self._sliding = _sliding(self._groups)
+        self._no_match = PrefixMatch(0, ((),) * len(self._groups), (0,) * len(self._groups))
         self._fingerprint = options.fingerprint
         self._contents = CachedContents(tails_of(groups, size, interval), options, tiers)
         self._pool, self._index = self._contents.pool, self._contents.index
@@ -85,15 +86,16 @@ class CacheManager:
             limit: most tokens to take from the cache. At least the last token is always left to compute.
         """
         size, index = self.block_size, self._index
-        most = (len(token_ids) - 1 if limit is None else min(limit, len(token_ids) - 1)) // size
+        most = self._findable(token_ids, limit)
         if not self.prefix_caching or not most or not len(index):
-            return self._matched(held, token_ids, 0, 0)
+            self._note_found(held, token_ids, 0, 0)
+            return self._no_match
         key_at, hashes = self._chain(held, token_ids), held.hashes
         length = index.longest(key_at, most)
         reach = length if self._states is None or not self._groups else index.longest_keys(key_at, most)
-        match = self._matched(held, token_ids, length, reach)
+        self._note_found(held, token_ids, length, reach)
         if not length:
-            return match
+            return self._no_match
         firsts = tuple(group.first_needed(length, size) for group in self._groups)
         # What a window group does not need is never read: any id stands for it.
         blocks = tuple(
@@ -102,17 +104,8 @@ class CacheManager:
         )
         first = len(self._groups)
         pages = 0 if self._states is None else self._states.pages
-        state = tuple(index.block(row, hashes[length - 1]) for row in range(first, first + pages))
+        state = tuple(index.block(lane, hashes[length - 1]) for lane in range(first, first + pages))
         return PrefixMatch(length * size, blocks, firsts, state=state)
-
-    def _matched(self, held: SequenceBlocks, token_ids: Sequence[int], length: int, reach: int) -> PrefixMatch:
-        """`length` blocks were found: note what that says of the sequence. Returns an empty match."""
-        last = held.hashes[length - 1] if length else None
-        missing = len(token_ids) - length * self.block_size
-        held.fill = self._contents.fill_of(held.terms, last, missing, self.block_size)
-        if self._states is not None:
-            held.marks = self._states.marks(length, reach, (len(token_ids) - 1) // self.block_size)
-        return PrefixMatch(0, tuple(() for _ in self._groups), (0,) * len(self._groups))
 
     def look_back(
         self,
@@ -128,7 +121,7 @@ class CacheManager:
             What was found and why not more, if that is to be explained.
         """
         size, prompt = self.block_size, len(token_ids)
-        found, usable = match.tokens // size, (prompt - 1) // size
+        found, usable = match.tokens // size, self._findable(token_ids, None)
         miss: CacheMiss | None = None
         if found < usable:
             miss = self._miss(held, token_ids, found, limit, explain)
@@ -140,12 +133,12 @@ class CacheManager:
 
     def stage(self, held: SequenceBlocks, token_ids: Sequence[int], limit: int | None = None) -> StagedPrefix | None:
         """What tiers hold of a waiting sequence's prefix beyond `match_prefix`, if it is worth bringing back."""
-        most = len(token_ids) - 1 if limit is None else min(limit, len(token_ids) - 1)
-        if self.tiers is None or not self.prefix_caching or most < self.block_size:
+        most = self._findable(token_ids, limit)
+        if self.tiers is None or not self.prefix_caching or not most:
             return None
         key_at = self._chain(held, token_ids)
-        have = self._index.longest(key_at, most // self.block_size)
-        return self.tiers.stage(key_at, held.hashes, most // self.block_size, have)
+        have = self._index.longest(key_at, most)
+        return self.tiers.stage(held.terms.owner, key_at, held.hashes, most, have)
 
     def fork(
         self, held: SequenceBlocks, donor: SequenceBlocks, tokens: int, reached: int | None = None
@@ -234,9 +227,9 @@ class CacheManager:
             length = match.tokens // size
         last = (start + count - 1) // size
         grow = last + 1 - length
-        state = 0 if self._states is None else self._state_needed(held, match)
+        state = self._state_needed(held, match)
         needed = grow * groups + state
-        available = pool.available
+        available = pool.available  # mostly more than enough: look closer only when it may not be
         if (needed > available or match is not None) and needed > self._free_for(held, match):
             return None
         if held.capacity == 0:
@@ -246,16 +239,13 @@ class CacheManager:
             available = pool.available
         if needed > available:
             pool.yield_pins(needed - available)
-        self._contents.taker = held.terms.owner
-        taken = pool.allocate(grow * groups)
+        taken = pool.allocate(grow * groups, held.terms.owner)
         held.capacity = (length + grow) * size
         gained = _shares(taken, groups)
         for table, blocks in zip(held.tables, gained, strict=True):
             table.blocks.extend(blocks)
         if match is not None:
-            self._copies += [
-                BlockCopy(tail, fresh[0]) for tail, fresh in zip(match.tails, gained, strict=bool(match.tails))
-            ]
+            self._copies += map(BlockCopy, match.started, (fresh[0] for fresh in gained))
             gained = tuple(cached + fresh for cached, fresh in zip(match.blocks, gained, strict=True))
         if self._states is None:
             return gained
@@ -268,10 +258,9 @@ class CacheManager:
         held.publish_at = (last + 1) * size
         if held.generation != self._generation:
             return  # begun before the cache was reset
+        self._extend(held, token_ids, last)
         hashes = held.hashes
         for index in range(first, last):
-            while len(hashes) <= index:
-                extend_hashes(hashes, held.root, token_ids, size, held.scope)
             blocks = [table.blocks[index] if index >= table.first else None for table in held.tables]
             if self._states is not None:
                 blocks += self._states.at(held, index, computed)
@@ -346,6 +335,11 @@ class CacheManager:
                 blocks -= not left[block]
         return len(members) if blocks <= 0 else None
 
+    def comes_back(self, tokens: int) -> bool:
+        """So many computed tokens, evicted now, would come back from a tier, as that is quicker than computing them."""
+        tiers = self.tiers
+        return tiers is not None and self.prefix_caching and tokens >= self.block_size and tiers.comes_back()
+
     @property
     def available(self) -> int:
         """Blocks that could be given out now."""
@@ -369,17 +363,35 @@ class CacheManager:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _chain(self, held: SequenceBlocks, token_ids: Sequence[int]) -> Callable[[int], BlockHash]:
+    def _findable(self, token_ids: Sequence[int], limit: int | None) -> int:
+        """Most blocks of a prompt that may come from the cache: at least the last token is left to compute."""
+        most = len(token_ids) - 1
+        return (most if limit is None else min(limit, most)) // self.block_size
+
+    def _note_found(self, held: SequenceBlocks, token_ids: Sequence[int], length: int, reach: int) -> None:
+        """`length` blocks of a prefix were found, with their keys and values alone `reach`: what that says of it."""
+        last = held.hashes[length - 1] if length else None
+        missing = len(token_ids) - length * self.block_size
+        held.fill = self._contents.fill_of(held.terms, last, missing, self.block_size)
+        if self._states is not None:
+            held.marks = self._states.marks(length, reach, self._findable(token_ids, None))
+
+    def _chain(self, held: SequenceBlocks, token_ids: Sequence[int]) -> KeyAt:
         """The hash of a sequence's i-th block; computed when first asked for."""
         self._refresh(held)
-        hashes, size = held.hashes, self.block_size
+        hashes = held.hashes
 
         def key_at(index: int) -> BlockHash:
-            while len(hashes) <= index:
-                extend_hashes(hashes, held.root, token_ids, size, held.scope)
+            if len(hashes) <= index:
+                self._extend(held, token_ids, index + 1)
             return hashes[index]
 
         return key_at
+
+    def _extend(self, held: SequenceBlocks, token_ids: Sequence[int], count: int) -> None:
+        """Make the hashes of the first `count` blocks known."""
+        while len(held.hashes) < count:
+            extend_hashes(held.hashes, held.root, token_ids, self.block_size, held.scope)
 
     def _refresh(self, held: SequenceBlocks) -> None:
         """Hashes made before the last reset do not count any more."""
@@ -395,7 +407,7 @@ class CacheManager:
         """Why block `found` of a prompt was not."""
         size, journal = self.block_size, self._contents.journal
         start = found * size
-        tokens = (len(token_ids) - 1) // size * size - start
+        tokens = self._findable(token_ids, None) * size - start
         if not self.prefix_caching:
             return journal.note("off", start, tokens)
         if limit is not None and found >= limit // size:

@@ -15,7 +15,7 @@ class BlockPool:
         num_blocks: ids are 0 .. num_blocks - 1.
         key: the policy: which cached block is evicted first. Read when a block loses its last reader.
         reuse: told how often blocks come back.
-        forget: told of every evicted block and its use, before it is given to someone else.
+        forget: told of every evicted block, its use and who takes it, before it is given to them.
         pin_budget: most blocks that may be pinned.
     """
 
@@ -24,7 +24,7 @@ class BlockPool:
         num_blocks: int,
         key: EvictionKey,
         reuse: ReuseModel,
-        forget: Callable[[BlockId, BlockUse], None],
+        forget: Callable[[BlockId, BlockUse, str], None],
         pin_budget: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
@@ -75,8 +75,12 @@ class BlockPool:
         for _ in range(count):
             self._unpin(self.pins.soonest())
 
-    def allocate(self, count: int) -> list[BlockId]:
-        """Take `count` <= `available` blocks, one reference each; free ones first, then the least worth keeping."""
+    def allocate(self, count: int, taker: str = "") -> list[BlockId]:
+        """Take `count` <= `available` blocks, one reference each; free ones first, then the least worth keeping.
+
+        Args:
+            taker: whose room is made; see EvictionHistory.
+        """
         self.clock += count
         free = self._free
         taken = free[len(free) - count :] if count <= len(free) else free[:]
@@ -89,7 +93,7 @@ class BlockPool:
             use = self._uses.pop(block)
             if use.weight:
                 self._reuse.note(use.kind, False, use.weight)
-            self._forget(block, use)
+            self._forget(block, use, taker)
             self.evictions += 1
             taken.append(block)
         for block in taken:

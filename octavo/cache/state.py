@@ -100,7 +100,7 @@ class StateKeeper:
         if match is not None and match.state:
             told = match.state
             if moves:
-                told = tuple(self._pool.allocate(self.pages))
+                told = tuple(self._pool.allocate(self.pages, held.terms.owner))
                 copies += map(BlockCopy, match.state, told)
             states[(match.tokens - 1) // self._size] = told
         before = next(reversed(states), -1)
@@ -108,7 +108,7 @@ class StateKeeper:
             return told
         keep = not moves and start == (before + 1) * self._size and self._is_worth(held, before)
         if (needed and not moves) or (keep and self._pool.available >= self.pages):
-            states[last] = tuple(self._pool.allocate(self.pages))
+            states[last] = tuple(self._pool.allocate(self.pages, held.terms.owner))
             return told + states[last]
         states[last] = states.pop(before)
         self._contents.overwrite(states[last])

@@ -86,7 +86,7 @@ class PrefixMatch:
     """Cached blocks for the first `tokens` tokens of a sequence; an observation, nothing is held by it.
 
     `blocks[g]` is group g's table up to there, in whole blocks; `firsts[g]` its first entry that must be held.
-    `tails[g]` is the block that holds the tokens after the last whole block, when there are any: it is copied, not
+    `started[g]` is the block that holds the tokens after the last whole block, when there are any: it is copied, not
     shared, because whoever takes the match over writes on into it. `state` is the recurrent state after the last token,
     to be copied if `state_moves`: its owner writes on into these pages.
     """
@@ -94,7 +94,7 @@ class PrefixMatch:
     tokens: int
     blocks: NewBlocks
     firsts: tuple[int, ...]
-    tails: tuple[BlockId, ...] = ()
+    started: tuple[BlockId, ...] = ()
     forked: bool = False  # the blocks are those of a sequence that lives
     state: tuple[BlockId, ...] = ()
     state_moves: bool = False

@@ -7,24 +7,24 @@ from dataclasses import dataclass, field
 from octavo.cache.block import BlockHash
 from octavo.cache.tier_cost import TransferCost
 
-TierKey = bytes  # a block's hash and its group: the same tokens give every group other contents
+TierKey = bytes  # a block's hash and its lane: the same tokens give every lane other contents
 
 HOST = "host"
 
-_GROUP_BYTES = 2
+_LANE_BYTES = 2
 # After this many failures in a row a tier is left alone, for a time that doubles up to the most.
-_PATIENCE = 3
+_MOST_FAILURES = 3
 _LEAST_REST, _MOST_REST = 1.0, 60.0  # seconds
 
 
-def tier_key(group: int, key: BlockHash) -> TierKey:
-    """Names a group's block below the device."""
-    return key + group.to_bytes(_GROUP_BYTES, "big")
+def tier_key(lane: int, key: BlockHash) -> TierKey:
+    """Names a lane's block below the device."""
+    return key + lane.to_bytes(_LANE_BYTES, "big")
 
 
 def split_key(key: TierKey) -> tuple[int, BlockHash]:
-    """The group and hash of a key."""
-    return int.from_bytes(key[-_GROUP_BYTES:], "big"), key[:-_GROUP_BYTES]
+    """The lane and hash of a key."""
+    return int.from_bytes(key[-_LANE_BYTES:], "big"), key[:-_LANE_BYTES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,12 @@ class TierCounters:
 class HostPage:
     """A page of host memory. It stays while something is on its way to it or from it.
 
-    `origin` is where its contents came from last, until they are used: "host" for a spill, else the tier's name.
+    `users`: transfers under way from it. `origin` is where its contents came from last, until they are used: "host" for
+    a spill, else the tier's name.
     """
 
     arriving: bool = True
-    pins: int = 0
+    users: int = 0
     origin: str = HOST
 
     @property
@@ -114,7 +115,7 @@ class HostLevel:
         """Make room for one more page, but not at the cost of `keep`. Returns whether there is, and what had to go."""
         if len(self._pages) < self.capacity:
             return True, None
-        idle = (key for key, page in self._pages.items() if page.ready and not page.pins and key not in keep)
+        idle = (key for key, page in self._pages.items() if page.ready and not page.users and key not in keep)
         victim = next(idle, None)
         if victim is None:
             return False, None
@@ -133,7 +134,7 @@ class HostLevel:
 
     def idle(self) -> list[TierKey]:
         """What nothing is under way for."""
-        return [key for key, page in self._pages.items() if page.ready and not page.pins]
+        return [key for key, page in self._pages.items() if page.ready and not page.users]
 
     def clear(self) -> None:
         """Forget everything."""
@@ -220,8 +221,8 @@ class SlowLevel:
     def failed(self, now: float) -> None:
         """It could not do what it was asked for."""
         self._failures += 1
-        if self._failures >= _PATIENCE:
-            self._rests_until = now + min(_MOST_REST, _LEAST_REST * 2 ** min(self._failures - _PATIENCE, 10))
+        if self._failures >= _MOST_FAILURES:
+            self._rests_until = now + min(_MOST_REST, _LEAST_REST * 2 ** min(self._failures - _MOST_FAILURES, 10))
 
     def reading(self, page_bytes: int, now: float) -> TierReading:
         """A reading."""

@@ -15,26 +15,21 @@ class DeviceBlocks:
         self._index = index
         self._pool = pool
 
-    @property
-    def available(self) -> int:
-        """Blocks that could be given out now."""
-        return self._pool.available
-
-    def find(self, group: int, key: BlockHash) -> BlockId | None:
+    def find(self, lane: int, key: BlockHash) -> BlockId | None:
         """The block with these contents, if there is one."""
-        return self._index.find(group, key)
+        return self._index.find(lane, key)
 
     def idle(self, blocks: Iterable[BlockId]) -> int:
         """How many of these cached blocks count as available."""
         return sum(map(self._pool.is_available, blocks))
 
-    def take(self) -> BlockId:
-        """A block for contents that come back; `available` must not be 0."""
-        return self._pool.allocate(1)[0]
+    def take(self, taker: str) -> BlockId:
+        """A block for contents that come back for request `taker`; one must be available."""
+        return self._pool.allocate(1, taker)[0]
 
-    def adopt(self, group: int, key: BlockHash, block: BlockId, depth: int) -> None:
+    def adopt(self, lane: int, key: BlockHash, block: BlockId, depth: int) -> None:
         """The contents are there: the block becomes a cached one, unless another holds the same already."""
-        if self._index.insert(group, key, block):
+        if self._index.insert(lane, key, block):
             self._pool.keep(block, BlockUse(depth))
         self._pool.release([block])
 
@@ -48,7 +43,7 @@ class DeviceBlocks:
         self._pool.release(blocks)
 
     def published(self) -> list[tuple[BlockId, int, BlockHash]]:
-        """Every block that can be found, with its group and hash; a prefix comes before what follows it."""
+        """Every block that can be found, with its lane and hash; a prefix comes before what follows it."""
         depths = self._pool.depths()
         found = sorted(self._index.places(), key=lambda place: depths.get(place[0], 0))
-        return [(block, group, key) for block, (group, key) in found]
+        return [(block, lane, key) for block, (lane, key) in found]

@@ -76,14 +76,14 @@ class TierLedger:
         self._spills[key] = BlockSpill(block, key, self._open(_Ticket("spill", key, page)))
         return True
 
-    def fetch(self, key: TierKey, index: int) -> None:
-        """Bring contents that are in host memory back; they are the `index`-th block of a prefix."""
+    def fetch(self, key: TierKey, index: int, taker: str) -> None:
+        """Bring contents that are in host memory back; they are the `index`-th block of request `taker`'s prefix."""
         page = self._host.find(key)
         assert page is not None
         assert page.ready
-        page.pins += 1  # before room is made for what the block holds now
+        page.users += 1  # before room is made for what the block holds now
         self._fetching.add(key)
-        block = self.device.take()
+        block = self.device.take(taker)
         self._fetches.append(BlockFetch(key, block, self._open(_Ticket("fetch", key, page, block=block, index=index))))
 
     def load(self, key: TierKey, level: SlowLevel, keep: Container[TierKey]) -> bool:
@@ -105,7 +105,7 @@ class TierLedger:
             level.counters.refusals["room"] += 1
             return
         level.add(key)
-        page.pins += 1
+        page.users += 1
         self._orders.append(TierOrder("store", level.name, key, self._open(_Ticket("store", key, page, level))))
 
     def forget(self, key: TierKey) -> None:
@@ -196,12 +196,12 @@ class TierLedger:
         if ticket.kind == "spill":
             self._settle_spill(ticket, event)
         elif ticket.kind == "fetch":
-            page.pins -= 1
+            page.users -= 1
             self._settle_fetch(ticket, event)
         elif ticket.level is not None and ticket.kind == "load":
             self._settle_load(ticket, ticket.level, event, now)
         elif ticket.level is not None:
-            page.pins -= 1
+            page.users -= 1
             _settle_store(ticket.key, ticket.level, event, now)
 
     def _settle_spill(self, ticket: _Ticket, event: TierEvent) -> None:
@@ -220,8 +220,8 @@ class TierLedger:
                 self._lose(ticket)
                 self._host.counters.misses[event.cause] += 1
             return
-        group, key = split_key(ticket.key)
-        self.device.adopt(group, key, ticket.block, ticket.index)
+        lane, key = split_key(ticket.key)
+        self.device.adopt(lane, key, ticket.block, ticket.index)
         self._host.cost.observe(event.seconds)
         self._host.counters.read_pages += 1
         self.returned[ticket.key] = ticket.page.origin

@@ -6,17 +6,17 @@ that a tier loses, spoils or delays can reach a sequence.
 """
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from octavo.cache.block import BlockHash, BlockId
-from octavo.cache.group import Tail
+from octavo.cache.prefix import Has, KeyAt, PrefixRule, Tail
 from octavo.cache.tier import HOST, HostLevel, SlowLevel, TierKey, TierReading, tier_key
 from octavo.cache.tier_cost import PrefillRate
 from octavo.cache.tier_device import DeviceBlocks
 from octavo.cache.tier_ledger import Orders, TierLedger
-from octavo.cache.tier_prefix import StagedPrefix, longest, needed
 from octavo.flow.plan import StepPlan
 from octavo.flow.result import TierEvent
 
@@ -29,13 +29,33 @@ Progress = Literal["done", "room", "coming"]
 
 @dataclass(frozen=True, slots=True)
 class TierOptions:
-    """Sizes in bytes. `tails`: see PrefixIndex. `step_bytes`: most that comes back to the device in one step."""
+    """Sizes in bytes. `tails`: see PrefixRule. `step_bytes`: most that comes back to the device in one step."""
 
     tails: tuple[Tail, ...]
     block_size: int
     page_bytes: int
     step_bytes: int = 64 << 20
     generation: int = 0
+
+
+@dataclass(slots=True)
+class StagedPrefix:
+    """A waiting sequence's prefix that is on its way back to the device. Written by the CacheTiers only.
+
+    `owner` names the sequence's request. `hashes` are the sequence's own, which only grow. `missing`: (lane, index) of
+    what is not on the device yet.
+    """
+
+    owner: str
+    generation: int
+    hashes: Sequence[BlockHash]
+    length: int  # blocks
+    patience: float  # seconds that it may take once there is room on the device
+    setbacks: int  # of the TierLedger, when `missing` was made
+    evictions: int  # of the CacheTiers, likewise
+    deadline: float = 0.0  # 0: there was no room yet
+    missing: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    fetched: set[TierKey] = field(default_factory=set[TierKey])  # each comes back once
 
 
 class CacheTiers:
@@ -48,13 +68,14 @@ class CacheTiers:
 
     def __init__(self, options: TierOptions, host: HostLevel, slow: Sequence[SlowLevel]) -> None:
         self.generation = options.generation
+        self.evictions = 0  # cached blocks that have left the device so far
         self.prefill = PrefillRate()
         self._options = options
         self._host = host
         self._slow = tuple(slow)
         self._ledger = TierLedger(host, slow)
         self._most_fetches = max(1, options.step_bytes // options.page_bytes)
-        self._evictions = 0
+        self._rule = PrefixRule(options.tails)
         self._now = 0.0
 
     def attach(self, device: DeviceBlocks) -> None:
@@ -67,17 +88,17 @@ class CacheTiers:
 
     # --- what leaves the device --------------------------------------------------------------------------------------
 
-    def evicted(self, block: BlockId, group: int, key: BlockHash) -> None:
+    def evicted(self, block: BlockId, lane: int, key: BlockHash) -> None:
         """A cached block is about to be given to someone else: keep its contents where that is worth it."""
-        self._evictions += 1
-        name = tier_key(group, key)
+        self.evictions += 1
+        name = tier_key(lane, key)
         self._ledger.returned.pop(name, None)
         if self._host.holds(name):
             self._host.touch(name)
             return
         if not self._host.keeps and any(level.knows(name) for level in self._slow):
             return
-        tail = self._options.tails[group]
+        tail = self._options.tails[lane]
         recompute = self.prefill.seconds(tail.tokens)
         takers = [level for level in self._slow if self._takes(level, name, tail.pages, recompute)]
         keeps = self._host.keeps and self._host.cost.worth(tail.pages, recompute)
@@ -102,8 +123,8 @@ class CacheTiers:
             into_host: without slower tiers, host memory takes what it has room for.
         """
         into_host = into_host and self._host.keeps and not self._slow
-        for block, group, key in self._ledger.device.published():
-            name = tier_key(group, key)
+        for block, lane, key in self._ledger.device.published():
+            name = tier_key(lane, key)
             takers = [level for level in self._slow if level.active(self._now) and not level.knows(name)]
             takers = [level for level in takers if len(level) < level.capacity]
             page = self._host.find(name)
@@ -114,9 +135,9 @@ class CacheTiers:
                 for level in takers:
                     self._ledger.store(name, level)
 
-    def forget(self, group: int, key: BlockHash) -> None:
+    def forget(self, lane: int, key: BlockHash) -> None:
         """These contents must not be offered to anyone again."""
-        self._ledger.forget(tier_key(group, key))
+        self._ledger.forget(tier_key(lane, key))
 
     def reset(self, generation: int) -> None:
         """Forget everything; what comes from now on is of `generation`."""
@@ -150,13 +171,14 @@ class CacheTiers:
     # --- what comes back ---------------------------------------------------------------------------------------------
 
     def stage(
-        self, key_at: Callable[[int], BlockHash], hashes: Sequence[BlockHash], limit: int, have: int
+        self, owner: str, key_at: KeyAt, hashes: Sequence[BlockHash], limit: int, have: int
     ) -> StagedPrefix | None:
         """A sequence waits. If tiers hold more of its prefix than the device, and bringing that back is quicker than
         computing it: what has to come back, which `advance` makes happen.
 
         Args:
-            key_at: the hash of the sequence's i-th block; extends `hashes`.
+            owner: names its request.
+            key_at: the hash of its i-th block; extends `hashes`.
             limit: most blocks.
             have: blocks of the prefix that the device holds.
         """
@@ -164,7 +186,7 @@ class CacheTiers:
             return None
         usable = self._usable()
         for levels in (usable, []) if usable else ([],):
-            length = longest(self._options.tails, self._holder(levels), key_at, limit)
+            length = self._rule.longest(self._holders(levels), key_at, limit)
             if levels is usable and length < limit:
                 self._count_absent()
             tokens = (length - have) * self._options.block_size
@@ -172,7 +194,8 @@ class CacheTiers:
                 return None
             estimate = self.prefill.seconds(tokens)
             patience = _PATIENCE if estimate is None else max(_LEAST_PATIENCE, estimate)
-            staged = StagedPrefix(self.generation, hashes, length, patience, self._ledger.setbacks, self._evictions)
+            seen = self._ledger.setbacks, self.evictions
+            staged = StagedPrefix(owner, self.generation, hashes, length, patience, *seen)
             staged.missing = self._missing(staged)
             if self._worth(staged, tokens):
                 return staged
@@ -189,7 +212,7 @@ class CacheTiers:
         if staged.deadline and self._now > staged.deadline:
             self._count_late(staged)
             return "done"
-        if staged.setbacks != self._ledger.setbacks or staged.evictions != self._evictions:
+        if staged.setbacks != self._ledger.setbacks or staged.evictions != self.evictions:
             self._look_again(staged)
         staged.missing = [place for place in staged.missing if self._on_device(staged, place) is None]
         there = self._there(staged)
@@ -197,7 +220,7 @@ class CacheTiers:
         if fits and not staged.deadline:  # only now it is this that the sequence waits for
             staged.deadline = self._now + staged.patience
             self._ledger.device.touch(there)
-        names = [tier_key(group, staged.hashes[index]) for group, index in staged.missing]
+        names = [tier_key(lane, staged.hashes[index]) for lane, index in staged.missing]
         for name in names:
             if self._host.holds(name):
                 self._host.touch(name)
@@ -214,35 +237,34 @@ class CacheTiers:
         returned = self._ledger.returned
         if not returned:
             return {}
-        names = [tier_key(0, key) for key in hashes]  # what the first group had stands for all
+        names = [tier_key(0, key) for key in hashes]  # what the first lane had stands for all
         return dict(Counter(returned.pop(name) for name in names if name in returned))
 
     def _usable(self) -> list[SlowLevel]:
         return [level for level in self._slow if level.active(self._now)]
 
-    def _holder(self, levels: Sequence[SlowLevel]) -> Callable[[int, BlockHash], bool]:
-        """Whether a block is on the device, in host memory or in one of `levels`."""
+    def _holders(self, levels: Sequence[SlowLevel]) -> list[Has]:
+        """For each lane, whether a block is on the device, in host memory or in one of `levels`."""
         device = self._ledger.device
 
-        def holds(group: int, key: BlockHash) -> bool:
-            if device.find(group, key) is not None:
+        def holds(lane: int, key: BlockHash) -> bool:
+            if device.find(lane, key) is not None:
                 return True
-            name = tier_key(group, key)
+            name = tier_key(lane, key)
             return self._host.holds(name) or any(level.holds(name) for level in levels)
 
-        return holds
+        return [partial(holds, lane) for lane in range(len(self._options.tails))]
 
     def _on_device(self, staged: StagedPrefix, place: tuple[int, int]) -> BlockId | None:
-        group, index = place
-        return self._ledger.device.find(group, staged.hashes[index])
+        lane, index = place
+        return self._ledger.device.find(lane, staged.hashes[index])
 
     def _missing(self, staged: StagedPrefix) -> list[tuple[int, int]]:
-        places = needed(self._options.tails, staged.length)
-        return [place for place in places if self._on_device(staged, place) is None]
+        return [place for place in self._rule.needed(staged.length) if self._on_device(staged, place) is None]
 
     def _there(self, staged: StagedPrefix) -> list[BlockId]:
         """The blocks of the prefix that the device holds."""
-        found = (self._on_device(staged, place) for place in needed(self._options.tails, staged.length))
+        found = (self._on_device(staged, place) for place in self._rule.needed(staged.length))
         return [block for block in found if block is not None]
 
     def _source(self, name: TierKey) -> SlowLevel | None:
@@ -253,8 +275,8 @@ class CacheTiers:
         """Bringing back what is missing is quicker than computing `tokens`."""
         recompute = self.prefill.seconds(tokens)
         counts: Counter[str] = Counter()
-        for group, index in staged.missing:
-            name = tier_key(group, staged.hashes[index])
+        for lane, index in staged.missing:
+            name = tier_key(lane, staged.hashes[index])
             source = None if self._host.holds(name) else self._source(name)
             counts[HOST if source is None else source.name] += 1
         worth = True
@@ -267,9 +289,8 @@ class CacheTiers:
 
     def _look_again(self, staged: StagedPrefix) -> None:
         """Something that could be had is gone, or something that was on the device is not there any more."""
-        staged.setbacks, staged.evictions = self._ledger.setbacks, self._evictions
-        holds = self._holder(self._usable())
-        staged.length = longest(self._options.tails, holds, staged.hashes.__getitem__, staged.length)
+        staged.setbacks, staged.evictions = self._ledger.setbacks, self.evictions
+        staged.length = self._rule.longest(self._holders(self._usable()), staged.hashes.__getitem__, staged.length)
         staged.missing = self._missing(staged)
 
     def _bring(self, staged: StagedPrefix, name: TierKey, index: int, keep: Container[TierKey], fits: bool) -> bool:
@@ -285,7 +306,7 @@ class CacheTiers:
             return False  # it was there already, and had to go again
         if fits and self._ledger.fetches < self._most_fetches:
             staged.fetched.add(name)
-            self._ledger.fetch(name, index)
+            self._ledger.fetch(name, index, staged.owner)
         return True
 
     def _count_absent(self) -> None:
@@ -294,18 +315,13 @@ class CacheTiers:
             level.counters.misses["absent"] += 1
 
     def _count_late(self, staged: StagedPrefix) -> None:
-        for group, index in staged.missing:
-            name = tier_key(group, staged.hashes[index])
+        for lane, index in staged.missing:
+            name = tier_key(lane, staged.hashes[index])
             page = self._host.find(name)
             source = None if page is not None and page.ready else self._source(name)
             (self._host if source is None else source).counters.misses["late"] += 1
 
     # --- plans and results -------------------------------------------------------------------------------------------
-
-    @property
-    def evictions(self) -> int:
-        """Cached blocks that have left the device so far."""
-        return self._evictions
 
     @property
     def busy(self) -> bool:

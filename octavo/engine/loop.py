@@ -68,12 +68,11 @@ class EngineLoop:
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         """End requests now; the next step hands out their last outputs."""
-        now = self._clock()
         for request_id in request_ids:
             for request in [held for held in self._held if held.id == request_id]:
                 self._held.remove(request)
                 self._ready += _ends(request, FinishReason.ABORT)
-            self._ready.extend(self._scheduler.cancel(request_id, now))
+            self._ready.extend(self._scheduler.cancel(request_id))
 
     def step(self) -> list[SequenceOutput]:
         """Plan a step, and wait for it or, pipelined, for the one before it.

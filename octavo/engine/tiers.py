@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.cache.group import KVCacheGroup, tails_of
+from octavo.cache.group import KVCacheGroup
 from octavo.cache.layout import state_pages
+from octavo.cache.prefix import tails_of
 from octavo.cache.tier import HostLevel, SlowLevel
 from octavo.cache.tiers import CacheTiers, TierOptions
 from octavo.config.resolve import ResolvedConfig

@@ -6,13 +6,13 @@ length ** length_penalty, where the length counts generated tokens.
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from octavo.cache.manager import CacheManager
 from octavo.flow.request import Beam, GenerationRequest
 from octavo.flow.result import FinishReason, SequenceOutput, TokenLogprobs
-from octavo.scheduling.sequence import Rank, SequenceState, open_blocks
+from octavo.scheduling.sequence import SequenceState, open_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +132,18 @@ class BeamStep:
 
 
 class Beams:
-    """The beam searches under way. Mutable; the Scheduler owns it.
+    """The beam searches under way. Mutable; the Outcome owns it.
 
     A sequence that has offered its candidates is idle (nothing is left to compute) until all of its request have.
+
+    Args:
+        new_id: of a sequence.
     """
 
-    def __init__(self, cache: CacheManager) -> None:
+    def __init__(self, cache: CacheManager, new_id: Callable[[], int]) -> None:
         self._cache = cache
+        self._new_id = new_id
         self._searches: dict[str, BeamSearch] = {}
-        self._ranks: dict[str, Rank] = {}
         self._ready: dict[str, list[SequenceState]] = {}
 
     def open(self, root: SequenceState) -> None:
@@ -150,7 +153,6 @@ class Beams:
         assert beam is not None
         most = root.end_len - root.prompt_len
         self._searches[request.id] = BeamSearch(beam, root.stop_ids, root.id, most, stopping.min_tokens)
-        self._ranks[request.id] = root.rank
         top = max(2, 1 + len(root.stop_ids)) * beam.width
         root.sampling = replace(root.sampling, temperature=0.0, logprobs=top)
         root.draws = 0
@@ -167,19 +169,14 @@ class Beams:
     def close(self, request_id: str) -> None:
         """Forget a request."""
         self._searches.pop(request_id, None)
-        self._ranks.pop(request_id, None)
         self._ready.pop(request_id, None)
 
-    def advance(self, next_id: int) -> list[BeamStep]:
-        """One step of every search that all beams have offered for. Forks get ids from `next_id` on."""
+    def advance(self) -> list[BeamStep]:
+        """One step of every search that all beams have offered for."""
         ready, self._ready = self._ready, {}
-        steps: list[BeamStep] = []
-        for request_id, streams in ready.items():
-            steps.append(self._advance(self._searches[request_id], streams, next_id))
-            next_id += len(steps[-1].forks)
-        return steps
+        return [self._advance(self._searches[request_id], streams) for request_id, streams in ready.items()]
 
-    def _advance(self, search: BeamSearch, streams: list[SequenceState], next_id: int) -> BeamStep:
+    def _advance(self, search: BeamSearch, streams: list[SequenceState]) -> BeamStep:
         children: dict[int, list[Child]] = {}
         for child in search.advance():
             children.setdefault(child.parent, []).append(child)
@@ -195,8 +192,7 @@ class Beams:
                     parent.extend(token)
                     search.adopt(parent.id, child)
                 else:
-                    fork = self._fork(parent, tokens + array("I", (token,)), next_id)
-                    next_id += 1
+                    fork = self._fork(parent, tokens + array("I", (token,)))
                     step.forks.append(fork)
                     search.adopt(fork.id, child)
             if heir is None:
@@ -205,11 +201,12 @@ class Beams:
             step.outputs.extend(_answers(search, streams[0]))
         return step
 
-    def _fork(self, parent: SequenceState, tokens: "array[int]", id: int) -> SequenceState:
+    def _fork(self, parent: SequenceState, tokens: "array[int]") -> SequenceState:
+        number = self._new_id()
         return replace(
             parent,
-            id=id,
-            rank=(*self._ranks[parent.request.id], id),  # right behind its request's first sequence
+            id=number,
+            rank=(*parent.rank[:2], number),  # right behind its request's first sequence
             blocks=open_blocks(self._cache, parent.request),
             token_ids=tokens,
             length=len(tokens),

@@ -17,7 +17,7 @@ _LOOK_AHEAD = 16
 
 
 class Intake:
-    """Starts waiting sequences while budget, slots and blocks last. Mutable; the Planner owns it.
+    """Starts waiting sequences while budget, slots and blocks last. Mutable; the Scheduler owns it.
 
     Whoever starts needs room for all that is known of it, or it would soon be in the way of those that run. The first
     in line is not passed over for want of room; only short prompts may overtake one that a step cannot finish.
@@ -31,9 +31,9 @@ class Intake:
         preemption: Preemption,
         counters: SchedulerCounters,
     ) -> None:
-        self.paused = False  # only what has been started goes on
-        self.reserved = 0  # blocks for sequences that will start once their prefixes are back
-        self.under_way = StepDraft(0)  # what was planned last, until it has been committed
+        self.paused = False  # only what has been started goes on; set by the Scheduler
+        self.reserved = 0  # blocks for sequences that will start once their prefixes are back; set by Staging
+        self._last = self._under_way = StepDraft(0)
         self._cache = cache
         self._limits = limits
         self._roster = roster
@@ -43,12 +43,18 @@ class Intake:
         # Free blocks that are left to running sequences, so that they need not be preempted at once.
         self._headroom = cache.num_blocks // 100
 
+    def begin(self, draft: StepDraft, settled: bool) -> None:
+        """`draft` is planned from now on.
+
+        Args:
+            settled: the step planned before has been committed.
+        """
+        self._under_way = StepDraft(0) if settled else self._last
+        self._last = draft
+
     def next(self) -> SequenceState | None:
         """Whose turn it is."""
-        line, unstarted = self._roster.line, self._roster.unstarted
-        if not self.paused:
-            return line.first()
-        return next((one for one in line if one.request.id not in unstarted), None)
+        return self._roster.first(begun=self.paused)
 
     def start_in_turn(self, draft: StepDraft, now: float, before: Rank | None = None) -> None:
         """Start sequences, first in line first.
@@ -104,16 +110,12 @@ class Intake:
     def match(self, draft: StepDraft, sequence: SequenceState) -> PrefixMatch:
         """What it need not compute: from the prefix cache, or more from a stream of its request that runs."""
         match = self._cache.match_prefix(sequence.blocks, sequence.token_ids, sequence.match_limit)
-        donor, common = sequence.donor, len(sequence.token_ids) - 1
-        if donor is None and sequence.request.n > 1:
-            siblings = self._roster.streams[sequence.request.id]
-            donor = next((one for one in siblings if one.slot >= 0 and one.id not in self.under_way.arrivals), None)
-            common = min(common, sequence.prompt_len)
-        if donor is None or donor.slot < 0 or sequence.match_limit is not None:
+        donor, common = self._donor(sequence)
+        if donor is None or sequence.match_limit is not None:
             return match
         # Blocks are copied before a step computes anything, and what is under way may yet fail.
         planned = draft.rows.get(donor.id)
-        row = self.under_way.rows.get(donor.id) or planned
+        row = self._under_way.rows.get(donor.id) or planned
         tokens = min(common, donor.computed if row is None else row.start)
         if tokens <= match.tokens:
             return match
@@ -130,6 +132,18 @@ class Intake:
         """Blocks that must be available for a waiting sequence to start with as much as a step computes."""
         match = self._cache.match_prefix(sequence.blocks, sequence.token_ids, sequence.match_limit)
         return self._needed(sequence, min(sequence.length - match.tokens, self._limits.max_num_batched_tokens), match)
+
+    def _donor(self, sequence: SequenceState) -> tuple[SequenceState | None, int]:
+        """Whose blocks a waiting sequence may take over, and how many of its tokens these could be good for: of a beam
+        the one it forked off, of a sample one that has computed the same prompt."""
+        common, donor = len(sequence.token_ids) - 1, sequence.donor
+        if donor is not None:
+            return (donor if donor.slot >= 0 else None), common
+        if sequence.request.n == 1:
+            return None, common
+        siblings, arriving = self._roster.streams[sequence.request.id], self._under_way.arrivals
+        donor = next((one for one in siblings if one.slot >= 0 and one.id not in arriving), None)
+        return donor, min(common, sequence.prompt_len)
 
     def _outranks(self, head: SequenceState) -> bool:
         """Others have to make way for it, also in a step that has preempted someone."""

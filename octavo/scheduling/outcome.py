@@ -17,11 +17,7 @@ from octavo.scheduling.stats import SchedulerCounters
 
 
 class Outcome:
-    """Adds drawn tokens, publishes computed blocks, ends sequences. Mutable; the Scheduler owns it.
-
-    Args:
-        next_id: of sequences; beams need ids for those they fork off.
-    """
+    """Adds drawn tokens, publishes computed blocks, ends sequences. Mutable; the Scheduler owns it."""
 
     def __init__(
         self,
@@ -31,8 +27,7 @@ class Outcome:
         deadlines: Deadlines,
         counters: SchedulerCounters,
     ) -> None:
-        self.beams = Beams(cache)
-        self.next_id = 1
+        self.beams = Beams(cache, roster.new_id)
         self._cache = cache
         self._roster = roster
         self._admission = admission
@@ -170,8 +165,7 @@ class Outcome:
     def _advance_beams(self) -> list[SequenceOutput]:
         """Fork, extend and end the sequences of searches that completed a step."""
         outputs: list[SequenceOutput] = []
-        for step in self.beams.advance(self.next_id):
-            self.next_id += len(step.forks)
+        for step in self.beams.advance():
             self._roster.fork(step.request.id, step.forks)
             for sequence in step.ended:
                 self._leave(sequence)

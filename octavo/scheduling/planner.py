@@ -39,7 +39,6 @@ class Planner:
         self._intake = intake
         self._preemption = preemption
         self._model = model
-        self._last = StepDraft(0)
         policy = POLICIES[limits.policy]
         self._preempts = policy.preempts
         self._charges = policy.charges
@@ -53,8 +52,7 @@ class Planner:
         draft = StepDraft(self._limits.max_num_batched_tokens)
         roster, intake = self._roster, self._intake
         roster.line.begin(now)
-        intake.under_way = StepDraft(0) if settled else self._last
-        self._last = draft
+        intake.begin(draft, settled)
         if not self._limits.enable_chunked_prefill:
             intake.start_whole(draft, now)
         prompts = self._decode(draft)
@@ -64,12 +62,8 @@ class Planner:
         self._continue_prompts(draft, prompts, now)
         if self._preempts or not draft.preempted:
             intake.start_in_turn(draft, now)
-        while settled and not draft.rows and (head := intake.next()) is not None and (idle := self._idle()):
-            if head.id in draft.preempted:
-                break
-            # It has done its part: others of its request need the place.
-            self._preemption.preempt(draft, choose_victim(idle))
-            intake.start_all(draft, (head,), now)
+        if settled and not draft.rows:
+            self._replace_idle(draft, now)
         if self._charges:
             self._charge(draft)
         return draft
@@ -101,6 +95,7 @@ class Planner:
                 if room is None:
                     continue
                 new_blocks = room
+            # As `sequence.advance(1, new_blocks)` does; most rows of most steps are made here.
             rows[sequence.id] = PlannedRow(
                 sequence.id, slot, start, 1, new_blocks, True, end - sequence.prompt_len, end < sequence.stop_after
             )
@@ -149,8 +144,14 @@ class Planner:
         if not draft.preempted:
             self._intake.start_all(draft, shorter, now)
 
-    def _idle(self) -> list[SequenceState]:
-        return [sequence for sequence in self._roster.running.values() if not sequence.pending]
+    def _replace_idle(self, draft: StepDraft, now: float) -> None:
+        """Nobody that runs has anything to compute: beams that wait for others of their search make way for these."""
+        while not draft.rows and (head := self._intake.next()) is not None and head.id not in draft.preempted:
+            idle = [sequence for sequence in self._roster.running.values() if not sequence.pending]
+            if not idle:
+                return
+            self._preemption.preempt(draft, choose_victim(idle))
+            self._intake.start_all(draft, (head,), now)
 
     def _charge(self, draft: StepDraft) -> None:
         line, running = self._roster.line, self._roster.running

@@ -1,26 +1,12 @@
 """Who has to give slot and blocks back when there are too few, and for whom."""
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from octavo.cache.manager import CacheManager
-from octavo.cache.table import SequenceBlocks
 from octavo.scheduling.budget import StepDraft
 from octavo.scheduling.roster import Roster
 from octavo.scheduling.sequence import Rank, SequenceState
 from octavo.scheduling.stats import SchedulerCounters
-
-
-class Spill(Protocol):
-    """Somewhere to keep the blocks of a preempted sequence until it comes back."""
-
-    def offer(self, blocks: SequenceBlocks, tokens: int) -> bool:
-        """The blocks of `tokens` computed tokens are about to be given back.
-
-        Returns:
-            Whether they are kept; else they are computed again.
-        """
-        ...
 
 
 def choose_victim(running: Iterable[SequenceState]) -> SequenceState:
@@ -37,19 +23,16 @@ def _readiness(sequence: SequenceState) -> tuple[int, int, Rank]:
 
 
 class Preemption:
-    """Takes slots and blocks back. Mutable; the Scheduler owns it.
+    """Takes slots and blocks back. Mutable in what it is given; the Scheduler owns it.
 
-    Args:
-        spill: None: what a victim loses is computed again, unless its blocks are still cached when it comes back.
+    What a victim has computed stays cached. When its room is needed before the victim comes back, it is computed again,
+    or comes back from a tier: the cache decides which, block by block.
     """
 
-    def __init__(
-        self, cache: CacheManager, roster: Roster, counters: SchedulerCounters, spill: Spill | None = None
-    ) -> None:
+    def __init__(self, cache: CacheManager, roster: Roster, counters: SchedulerCounters) -> None:
         self._cache = cache
         self._roster = roster
         self._counters = counters
-        self._spill = spill
 
     def victim(self) -> SequenceState:
         """Who gives way next."""
@@ -60,8 +43,7 @@ class Preemption:
         row = draft.withdraw(victim.id)
         if row is not None:
             victim.retreat(row)
-        if self._spill is not None and self._spill.offer(victim.blocks, victim.computed):
-            self._counters.spilled += 1
+        self._counters.spilled += self._cache.comes_back(victim.computed)
         known = draft.arrivals.pop(victim.id, None) is None  # else it is new to the device, which never hears of it
         self._roster.unseat(victim, known)
         draft.preempted.append(victim.id)

@@ -14,10 +14,10 @@ from octavo.scheduling.intake import Intake
 from octavo.scheduling.outcome import Outcome
 from octavo.scheduling.planner import Planner
 from octavo.scheduling.policy import POLICIES, level_of
-from octavo.scheduling.preemption import Preemption, Spill
+from octavo.scheduling.preemption import Preemption
 from octavo.scheduling.roster import Roster
 from octavo.scheduling.sequence import Place, SequenceState, open_blocks, open_sequence
-from octavo.scheduling.staging import KeepBlocks, Staging
+from octavo.scheduling.staging import Staging
 from octavo.scheduling.stats import SchedulerCounters, SchedulerStats
 from octavo.scheduling.step_time import StepLoad, StepTimeModel
 
@@ -28,14 +28,11 @@ class Scheduler:
     A step may be planned while the one before it is under way: what is planned counts as computed, and `commit` brings
     the tokens. At most one step may be under way when another is planned.
 
-    Args:
-        spill: keeps the blocks of preempted sequences, if it likes.
-
     Raises:
         ConfigError: the limits contradict each other, or no sequence could ever run.
     """
 
-    def __init__(self, cache: CacheManager, limits: SchedulerLimits, spill: Spill | None = None) -> None:
+    def __init__(self, cache: CacheManager, limits: SchedulerLimits) -> None:
         capacity = cache.longest_sequence(limits.enable_chunked_prefill)
         size = f"{cache.num_blocks} blocks of {cache.block_size} tokens"
         self._admission = Admission(limits, capacity, size)
@@ -49,9 +46,7 @@ class Scheduler:
         self._roster = Roster(cache, policy.line(self._prefix_of, limits.tenant_weights), limits.max_num_seqs)
         self._model = None if limits.target_itl is None else StepTimeModel(limits.target_itl)
         self._tiers = cache.tiers
-        if spill is None and cache.tiers is not None:
-            spill = KeepBlocks(cache, cache.tiers)
-        preemption = Preemption(cache, self._roster, self._counters, spill)
+        preemption = Preemption(cache, self._roster, self._counters)
         self._intake = Intake(cache, limits, self._roster, preemption, self._counters)
         self._staging = None if self._tiers is None else Staging(cache, self._tiers, self._roster, self._intake)
         self._planner = Planner(cache, limits, self._roster, self._intake, preemption, self._model)
@@ -144,9 +139,8 @@ class Scheduler:
             self._tiers.fail(plan)
         return self._outcome.fail(plan, error)
 
-    def cancel(self, request_id: str, now: float) -> list[SequenceOutput]:
+    def cancel(self, request_id: str) -> list[SequenceOutput]:
         """End a request's unfinished streams at once; nothing when the id is unknown or finished."""
-        del now
         return self._outcome.end(list(self._roster.streams.get(request_id, ())), FinishReason.ABORT)
 
     def expire(self, now: float) -> list[SequenceOutput]:
@@ -239,8 +233,7 @@ class Scheduler:
         return self._cache.match_prefix(sequence.blocks, sequence.token_ids, sequence.match_limit).tokens
 
     def _open(self, request: GenerationRequest, index: int, arrived: float) -> SequenceState:
-        number = self._outcome.next_id
-        self._outcome.next_id += 1
+        number = self._roster.new_id()
         rank = self._rank_of(request, number, arrived)
         place = Place(rank, level_of(rank), arrived)
         return open_sequence(number, index, request, place, open_blocks(self._cache, request), self._longest)

@@ -53,7 +53,7 @@ class SequenceState:
     prompt_scored: int = 0  # prompt log-probabilities that were delivered
     preemptions: int = 0
     started: bool = False
-    parked: bool = False  # waits for the request's first stream to compute the prompt, or for other beams
+    parked: bool = False  # waits for others of its request, or for blocks from a tier: not for its turn
     cache_report: CacheReport | None = None  # until it is delivered
     donor: "SequenceState | None" = None  # the beam that it forked off, until it has taken over its blocks
     scheduled: float = 0.0  # 0: not yet

@@ -1,9 +1,7 @@
 """Which waiting sequences have cached prefixes in slower memory, and when these come back for them."""
 
 from octavo.cache.manager import CacheManager
-from octavo.cache.table import SequenceBlocks
-from octavo.cache.tier_prefix import StagedPrefix
-from octavo.cache.tiers import CacheTiers
+from octavo.cache.tiers import CacheTiers, StagedPrefix
 from octavo.scheduling.intake import Intake
 from octavo.scheduling.roster import Roster
 from octavo.scheduling.sequence import SequenceState
@@ -92,15 +90,3 @@ class Staging:
             roster.hold(sequence)
         else:
             roster.let_go(sequence)
-
-
-class KeepBlocks:
-    """Implements preemption.Spill: a victim's blocks stay cached, and go to a tier when others need the room."""
-
-    def __init__(self, cache: CacheManager, tiers: CacheTiers) -> None:
-        self._cache = cache
-        self._tiers = tiers
-
-    def offer(self, blocks: SequenceBlocks, tokens: int) -> bool:
-        """Kept when a tier brings them back quicker than they are computed; see tier_cost.py."""
-        return self._cache.prefix_caching and tokens >= self._cache.block_size and self._tiers.comes_back()

@@ -14,7 +14,7 @@ class SchedulerCounters:
     prefix_hits: int = 0
     preemptions: int = 0
     overtaken: int = 0  # of these, to let a more urgent sequence start
-    spilled: int = 0  # of these, whose blocks were kept elsewhere
+    spilled: int = 0  # of these, whose blocks a tier brings back quicker than they are computed
     expired: int = 0  # streams that were ended by a deadline
     prompt_tokens: int = 0
     generation_tokens: int = 0
@@ -24,7 +24,7 @@ class SchedulerCounters:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """A reading. Sequences run or wait; blocks are used (referenced by sequences) or could be given out.
+    """A reading; `running` and `waiting` count sequences.
 
     `under_way`: requests of which something has run. `paused`: none are started. `prompt_room`: the prompt tokens that
     the last step had room for within its target time; 0 without a target. `retry_after`: seconds until there is room

@@ -83,10 +83,6 @@ class StepTimeModel:
         """The estimate for a step."""
         return max(0.0, sum(w * x for w, x in zip(self._weights, _features(load), strict=True)))
 
-    def recompute_seconds(self, tokens: int) -> float:
-        """What it costs to compute a sequence's first `tokens` tokens again, beside what runs anyway."""
-        return self.token_seconds * tokens + self.pair_seconds * pairs_of(0, tokens)
-
     def observe(self, load: StepLoad, seconds: float) -> None:
         """Learn from a step that took so long."""
         if not isfinite(seconds) or seconds <= 0.0:

@@ -117,7 +117,7 @@ def test_a_chain_is_forgotten_from_its_end():
     """Whatever sequences of common prefixes come and go, nobody outlives what stands before it."""
     for policy in POLICIES.values():
         rng, reuse = random.Random(1), ReuseModel()
-        pool = BlockPool(64, policy(64, 16, reuse), reuse, lambda block, use: None)
+        pool = BlockPool(64, policy(64, 16, reuse), reuse, lambda block, use, taker: None)
         chains = [pool.allocate(8)]
         for _ in range(5):  # a tree: every chain begins like another one
             stem = rng.choice(chains)[: rng.randint(1, 7)]

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.cache.group import tails_of
+from octavo.cache.prefix import tails_of
 from octavo.cache.prefix_index import PrefixIndex
 from tests.fakes import FULL, window
 

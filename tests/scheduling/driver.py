@@ -118,6 +118,8 @@ class Engine:
         assert set(roster.members.values()) == set(streams)
         assert len(streams) == len(running) + len(roster.line) + len(parked)
         assert roster.waiting_tokens == sum(roster.unstarted.values())
+        begun = [member for member in queued if member.request.id not in roster.unstarted]
+        assert roster.first(begun=True) is min(begun, key=lambda one: one.rank, default=None)
         slots = [member.slot for member in running]
         assert sorted([*slots, *roster.free_slots]) == list(range(self.limits.max_num_seqs))
         assert all(member.slot == -1 and not member.blocks.capacity for member in queued | parked)

@@ -188,17 +188,16 @@ def test_the_blocks_of_the_less_urgent_never_hold_up_the_more_urgent(groups, see
 # --- spill -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_spill_is_asked_before_blocks_are_given_back():
+def test_a_preemption_counts_as_spilled_when_the_cache_says_that_its_blocks_come_back(monkeypatch):
     engine = Engine(blocks=8, max_num_seqs=4)
     offered = []
 
-    class Keep:
-        def offer(self, blocks, tokens):
-            assert blocks.capacity >= tokens > 0
-            offered.append(tokens)
-            return tokens > 6
+    def comes_back(tokens):
+        assert tokens > 0
+        offered.append(tokens)
+        return tokens > 6
 
-    engine.scheduler._intake._preemption._spill = Keep()
+    monkeypatch.setattr(engine.cache, "comes_back", comes_back)
     asked = [request(str(index), [index] * 6, 10) for index in range(4)]
     engine.add(*asked).run().check_answers(asked)
     counters = engine.scheduler.stats().counters

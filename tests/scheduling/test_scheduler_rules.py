@@ -318,7 +318,7 @@ def test_cancel_between_plan_and_commit():
     engine.add(request("a", range(6), 9, n=2), request("b", [9, 9], 2))
     plan = engine.scheduler.plan(1.0)
     result = engine.executor.submit(plan).wait()
-    engine.take(engine.scheduler.cancel("a", 1.0))
+    engine.take(engine.scheduler.cancel("a"))
     engine.take(engine.scheduler.commit(plan, result, 1.0))
     assert engine.streams["a", 0].token_ids == []
     engine.add(request("c", range(6), 2))

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from octavo.cache.group import tails_of
 from octavo.cache.manager import CacheManager, CacheOptions
+from octavo.cache.prefix import tails_of
 from octavo.cache.table import BlockTable
 from octavo.cache.tier import HostLevel, SlowLevel, split_key
 from octavo.cache.tiers import CacheTiers, TierOptions
@@ -152,8 +152,8 @@ class TieredEngine(Engine):
         assert {key for key, page in books._pages.items() if page.ready} == {
             key for key, page in host._pages.items() if page.ready
         }
-        assert all(page.ready and not page.pins for page in books._pages.values())
-        assert len(books) + host.free == host._data.shape[0]
+        assert all(page.ready and not page.users for page in books._pages.values())
+        assert len(books) + len(host._free) == host._data.shape[0]
 
     def settle(self):
         """Let tiers finish, and the books hear of it, until neither has anything to say."""

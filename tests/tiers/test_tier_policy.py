@@ -3,7 +3,7 @@
 import pytest
 
 from octavo.cache.block import root_hash
-from octavo.cache.group import tails_of
+from octavo.cache.prefix import tails_of
 from octavo.cache.tier import HostLevel, SlowLevel, tier_key
 from octavo.cache.tier_cost import PrefillRate, TransferCost
 from octavo.cache.tiers import CacheTiers, TierOptions
@@ -18,20 +18,21 @@ class Device:
     """DeviceBlocks of a pool that never runs out."""
 
     def __init__(self):
-        self.available, self.held, self.next = 100, {}, 0
+        self.held, self.next, self.takers = {}, 0, []
 
-    def find(self, group, key):
-        return self.held.get((group, key))
+    def find(self, lane, key):
+        return self.held.get((lane, key))
 
     def idle(self, blocks):
         return len(list(blocks))
 
-    def take(self):
+    def take(self, taker):
         self.next += 1
+        self.takers.append(taker)
         return self.next
 
-    def adopt(self, group, key, block, depth):
-        self.held[group, key] = block
+    def adopt(self, lane, key, block, depth):
+        self.held[lane, key] = block
 
     def give_back(self, block):
         pass
@@ -40,7 +41,7 @@ class Device:
         pass
 
     def published(self):
-        return [(block, group, key) for (group, key), block in self.held.items()]
+        return [(block, lane, key) for (lane, key), block in self.held.items()]
 
 
 def tiers(host=8, keeps=True, slow=8, present=()):
@@ -71,7 +72,7 @@ def reading(books, name):
 
 
 def stage(books, count=4, have=0):
-    return books.stage(KEYS.__getitem__, KEYS[:count], count, have)
+    return books.stage("reader", KEYS.__getitem__, KEYS[:count], count, have)
 
 
 def present(count):
@@ -128,6 +129,7 @@ def test_what_is_in_host_memory_is_used_though_the_disk_is_too_slow():
     assert staged.length == 2
     assert books.advance(staged, 50) == "coming"
     assert settle(books) == (0, 2, [])
+    assert books._ledger.device.takers == ["reader"] * 2  # others lost their blocks to that request
     assert books.advance(staged, 50) == "done"
     assert reading(books, "host").hits == 2
 
