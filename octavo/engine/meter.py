@@ -97,9 +97,13 @@ class EngineMeter:
             self._sink.add(metrics.REQUESTS_FINISHED, labels=("abort",))
 
     def lost(self) -> None:
-        """The engine ended; the next one counts from zero."""
+        """The engine ended: nothing runs, waits or is cached any more. The next one counts from zero."""
         self._sink.add(metrics.ENGINE_DEATHS)
+        tiers = self._last.tiers
         self._last = EngineStats()
+        self._read(self._last)
+        for tier in tiers:
+            self._read_tier(TierReading(tier.name, active=False), TierReading(tier.name))
 
     def _read(self, stats: EngineStats) -> None:
         sink, last = self._sink, self._last

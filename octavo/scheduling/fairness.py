@@ -154,7 +154,7 @@ def read_weights(entries: Iterable[str]) -> dict[str, float]:
     """Weights written as "tenant=2.5".
 
     Raises:
-        ConfigError: an entry is not of that form, or a weight is not a positive number.
+        ConfigError: an entry is not of that form, a weight is not a positive number, or a tenant is named twice.
     """
     weights: dict[str, float] = {}
     for entry in entries:
@@ -165,5 +165,7 @@ def read_weights(entries: Iterable[str]) -> dict[str, float]:
             weight = 0.0
         if not name or not 1e-6 <= weight <= 1e6:
             raise ConfigError(f"tenant_weights: {entry!r} is not of the form TENANT=WEIGHT with a weight above 0")
+        if name in weights:
+            raise ConfigError(f"tenant_weights: {name!r} has two weights, {weights[name]:g} and {weight:g}; give one")
         weights[name] = weight
     return weights

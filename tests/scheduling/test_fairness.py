@@ -134,6 +134,11 @@ def test_weights_that_are_none(text):
         read_weights([text])
 
 
+def test_two_weights_of_one_tenant_are_refused():
+    with pytest.raises(ConfigError, match=r"'a' has two weights, 1 and 2"):
+        read_weights(["a=1", "b=1", "a=2"])
+
+
 def test_weights_as_written():
     assert read_weights(["a=2", "b=c=0.5"]) == {"a": 2.0, "b=c": 0.5}
 

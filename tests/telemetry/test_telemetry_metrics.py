@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from octavo.cache.tier import TierReading
+from octavo.engine.client import EngineStats
+from octavo.engine.meter import EngineMeter
 from octavo.telemetry import log, metrics
 from octavo.telemetry.metrics import METRICS, Counter, Gauge, Histogram, MetricsStore
 from octavo.telemetry.prometheus import PrometheusExporter
@@ -97,3 +100,16 @@ def test_throughput_line_is_vllms_and_stops_when_idle(lines: io.StringIO) -> Non
     assert throughput.tick() is not None
     assert throughput.tick() is None
     assert lines.getvalue().count("\n") == 2
+
+
+def test_nothing_runs_or_is_cached_in_an_engine_that_has_ended():
+    store = MetricsStore()
+    meter = EngineMeter(store)
+    disk = TierReading("disk", blocks=3, capacity=8, hits=4)
+    meter.stepped([], EngineStats(running=2, waiting=5, used_blocks=3, num_blocks=4, evictions=7, tiers=(disk,)))
+    meter.lost()
+    gauges = (metrics.REQUESTS_RUNNING, metrics.REQUESTS_WAITING, metrics.CACHE_USAGE, metrics.CACHE_BLOCKS)
+    assert [store.value(gauge) for gauge in gauges] == [0, 0, 0, 0]
+    assert [store.value(metric, ("disk",)) for metric in (metrics.TIER_BLOCKS, metrics.TIER_ACTIVE)] == [0, 0]
+    meter.stepped([], EngineStats(evictions=1, num_blocks=4, tiers=(TierReading("disk", hits=1),)))
+    assert (store.value(metrics.CACHE_EVICTIONS), store.value(metrics.TIER_HITS, ("disk",))) == (8, 5)

@@ -1,5 +1,6 @@
 """Files of the disk tier: what is written, what survives, and what is never used again."""
 
+import errno
 import os
 import stat
 from contextlib import suppress
@@ -246,3 +247,50 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
     assert not list((tmp_path / "kv").rglob("*.partial"))
     assert held(tier) == []
     tier.close()
+
+
+def test_what_is_forgotten_on_a_full_disk_does_not_come_back(tmp_path, monkeypatch):
+    tier = open_disk(tmp_path / "kv")
+    tier.put(KEYS[0], sealed(KEYS[0]))
+    write = disk._write_generation
+
+    def write_if_there_is_room(base, generation):
+        if files(tmp_path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(base, generation)
+
+    monkeypatch.setattr(disk, "_write_generation", write_if_there_is_room)
+    tier.clear(1)
+    tier.put(KEYS[1], sealed(KEYS[1], generation=1))
+    tier.close()
+    again = open_disk(tmp_path / "kv")
+    assert (again.generation, again.keys()) == (1, [KEYS[1]])
+    again.close()
+
+
+@pytest.mark.parametrize("text", ["", "no number", "-1", "\u00b2", "9" * 40])
+def test_a_spoilt_generation_is_replaced_whatever_lies_beside_it(tmp_path, text):
+    tier = open_disk(tmp_path / "kv")
+    tier.put(KEYS[0], sealed(KEYS[0]))
+    tier.close()
+    base = files(tmp_path)[0].parents[2]
+    (base / "generation").write_text(text)
+    for name in ("\u00b2", "\u0663", "8" * 200):  # digits to Python, all of them
+        (base / name).mkdir()
+    again = open_disk(tmp_path / "kv")
+    assert (again.generation, again.keys(), again.findings.stale) == (1, [], 1)
+    again.close()
+
+
+def test_a_file_that_nobody_would_look_for_takes_no_room_in_the_books(tmp_path):
+    tier = open_disk(tmp_path / "kv")
+    tier.put(KEYS[0], sealed(KEYS[0]))
+    tier.close()
+    (own,) = files(tmp_path)
+    elsewhere = own.parent.with_name("zz")
+    elsewhere.mkdir()
+    for path in (elsewhere / own.name, own.parent / ".kv", own.parent / f"{KEYS[1].hex(' ')}.kv"):
+        path.write_bytes(own.read_bytes())
+    again = open_disk(tmp_path / "kv")
+    assert (again.keys(), again.findings.foreign, again.findings.torn) == ([KEYS[0]], 3, 0)
+    again.close()

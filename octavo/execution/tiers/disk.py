@@ -126,7 +126,11 @@ class DiskTier:
 
     def clear(self, generation: int) -> None:
         """See Tier."""
-        _write_generation(self._base, generation)
+        try:
+            _write_generation(self._base, generation)
+        except OSError:  # for want of room, perhaps: what is forgotten gives some back
+            shutil.rmtree(self._place, ignore_errors=True)
+            _write_generation(self._base, generation)
         self.generation = generation
         self._remove_other_generations()
 
@@ -144,6 +148,8 @@ class DiskTier:
         for entry in _files(self._place):
             stat = entry.stat(follow_symlinks=False)
             key = _key_of(entry.name)
+            if key is not None and Path(entry.path) != self._path(key):
+                key = None  # nobody would look for it there
             if key is not None and stat.st_size == self._blob_bytes:
                 found.append((stat.st_mtime_ns, key))
             elif key is not None or entry.name.endswith(_PARTIAL):
@@ -155,7 +161,7 @@ class DiskTier:
 
     def _remove_other_generations(self) -> None:
         for entry in _directories(self._base):
-            if entry.name != str(self.generation) and entry.name.isdigit():
+            if entry.name != str(self.generation) and _is_generation(entry.name):
                 self.findings.stale += sum(_key_of(file.name) is not None for file in _files(Path(entry.path)))
                 shutil.rmtree(entry.path, ignore_errors=True)
 
@@ -198,9 +204,9 @@ def _read_generation(base: Path) -> int:
         text = (base / "generation").read_text("ascii", "replace").strip()
     except FileNotFoundError:
         return 0
-    if text.isdigit() and len(text) < 19:
+    if _is_generation(text):
         return int(text)
-    fresh = 1 + max((int(entry.name) for entry in _directories(base) if entry.name.isdigit()), default=0)
+    fresh = 1 + max((int(entry.name) for entry in _directories(base) if _is_generation(entry.name)), default=0)
     _write_generation(base, fresh)
     return fresh
 
@@ -247,6 +253,11 @@ def _key_of(name: str) -> bytes | None:
         return bytes.fromhex(name.removesuffix(_SUFFIX))
     except ValueError:
         return None
+
+
+def _is_generation(text: str) -> bool:
+    """What str() makes of a generation; digits of other scripts are none."""
+    return text.isascii() and text.isdigit() and len(text) < 19
 
 
 def _is_fingerprint(name: str) -> bool:
