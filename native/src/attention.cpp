@@ -72,7 +72,7 @@ void run_whole(Team& team, const Attention& attention, const Tile* tiles, int64_
         merge(state_at(totals, row, attention), state_at(states, row, attention), attention.padded);
       }
     }
-    for (int64_t row = 0; row < rows.count(); ++row) rows.write_output(row, state_at(totals, row, attention));
+    for (int64_t row = 0; row < rows.count(); ++row) rows.write_output(row, state_at(totals, row, attention), Format::kRotated);
   });
 }
 
@@ -117,7 +117,8 @@ void run_parts(Team& team, const Attention& attention, const Tile* tiles, int64_
 }
 
 // As run_whole merges.
-void merge_parts(Team& team, const Attention& attention, const Tile* tiles, int64_t count, const Parts& parts) {
+void merge_parts(Team& team, const Attention& attention, const Tile* tiles, int64_t count, const Parts& parts,
+                 bool rotated) {
   team.parallel_ranges(count * attention.kv_heads, 8, [&](int64_t begin, int64_t end, int thread) {
     float* memory = team.scratch(thread, static_cast<size_t>(attention.state_floats()));
     const RowState total = state_at(memory, 0, attention);
@@ -131,7 +132,7 @@ void merge_parts(Team& team, const Attention& attention, const Tile* tiles, int6
           if (!rows.sees(row, tile.first_part + part)) continue;
           merge(total, state_at(parts.of(tile, head, part), row, attention), attention.padded);
         }
-        rows.write_output(row, total);
+        rows.write_output(row, total, rotated);
       }
     }
   });
@@ -154,16 +155,20 @@ template <class Format> void run(Team& team, const Attention& attention, const S
   list_tiles(attention, step, tiles); // anew: the memory may have moved
   const Parts states = {memory + tile_floats, attention.kv_heads, state_floats};
   run_parts<Format>(team, attention, tiles, count, states);
-  merge_parts(team, attention, tiles, count, states);
+  merge_parts(team, attention, tiles, count, states, Format::kRotated);
 }
 
 } // namespace
 
 void paged_attention(Team& team, const Instruction& code, const Program& program, const Step& step, int64_t) {
   const Attention attention(code, program);
-  switch (program.cache->format) {
-  case OCTAVO_F16: return run<CacheF16>(team, attention, step);
-  case OCTAVO_BF16: return run<CacheBf16>(team, attention, step);
+  switch (code.i[8]) {
+  case OCTAVO_CACHE_F16: return run<CacheF16>(team, attention, step);
+  case OCTAVO_CACHE_BF16: return run<CacheBf16>(team, attention, step);
+  case OCTAVO_CACHE_INT8: return run<CacheInt8>(team, attention, step);
+  case OCTAVO_CACHE_FP8_E4M3: return run<CacheE4m3>(team, attention, step);
+  case OCTAVO_CACHE_FP8_E5M2: return run<CacheE5m2>(team, attention, step);
+  case OCTAVO_CACHE_INT4: return run<CacheInt4>(team, attention, step);
   default: return run<CacheF32>(team, attention, step);
   }
 }

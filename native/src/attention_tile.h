@@ -7,7 +7,7 @@
 
 #include <type_traits>
 
-#include "simd/math.h"
+#include "cache_types.h"
 
 namespace octavo {
 
@@ -15,50 +15,17 @@ constexpr int64_t kPart = 256; // keys whose weights share one largest score; pa
 constexpr int64_t kKeys = 64;  // keys of a block, likewise
 constexpr int kChunks = 4;     // of 16 keys in a block
 
-// How a cache format is read. load32 may give the 32 elements in another order; stored sums then have it too.
-struct CacheF32 {
-  static constexpr bool kPairs = false;
-  static constexpr bool kCold = true;
-  using Type = float;
-  static void load32(const float* p, Vec16& first, Vec16& second) {
-    first = load(p);
-    second = load(p + 16);
-  }
-  static Vec16 load16(const float* p) { return load(p); }
-  static float load1(float x) { return x; }
-};
-struct CacheF16 {
-  static constexpr bool kPairs = false;
-  static constexpr bool kCold = true;
-  using Type = uint16_t;
-  static void load32(const uint16_t* p, Vec16& first, Vec16& second) {
-    first = load_f16(p);
-    second = load_f16(p + 16);
-  }
-  static Vec16 load16(const uint16_t* p) { return load_f16(p); }
-  static float load1(uint16_t x) { return from_f16(x); }
-};
-struct CacheBf16 {
-  static constexpr bool kPairs = true;
-  static constexpr bool kCold = true;
-  using Type = uint16_t;
-  static void load32(const uint16_t* p, Vec16& even, Vec16& odd) { load_bf16_pairs(p, even, odd); }
-  static Vec16 load16(const uint16_t* p) { return load_bf16(p); }
-  static float load1(uint16_t x) { return from_bf16(x); }
-};
-
-// What was converted to float32 a moment ago: nothing is to be fetched.
-struct Converted : CacheF32 {
-  static constexpr bool kCold = false;
-};
-
 // 64 keys and values as four chunks of 16, wherever those are.
 template <class Format> struct KeyBlock {
   using Type = typename Format::Type;
   const Type* keys[kChunks];   // element (d, lane) of a chunk at d * key_stride + lane, or as cache_layout.h pairs them
-  const Type* values[kChunks]; // element (key, d) at key * value_stride + d
+  const Type* values[kChunks]; // element (key, d) at key * value_stride + Format::at(d)
   int64_t key_stride;
   int64_t value_stride;
+  // Of types with scales: group g of a chunk's keys at g * scale_stride, 16 of them.
+  const uint16_t* key_scales[kChunks];
+  const uint16_t* value_scales[kChunks];
+  int64_t scale_stride;
   // What is needed after this block, and fetched meanwhile: the data of chunk c in steps of a dimension (scores), or
   // the values of another block (values).
   const Type* ahead[kChunks];
@@ -69,25 +36,24 @@ template <class Format> struct KeyBlock {
 struct RowSet {
   int64_t head_dim;
   const float* queries; // [rows][head_dim], scaled
-  float* scores;        // of the block, later weights; a row's are kPart behind the last row's
+  float* scores;        // of the block; a row's are kPart behind the last row's
+  const float* weights; // of the block, times the scales of values where there are any
+  int64_t weight_stride; // from row to row
   float* sums;          // [rows][sums_stride], weighted values; head_dim rounded up to 16 are used
   int64_t sums_stride;
 };
 
+// totals += dimensions begin .. end - 1 of the queries times those of the keys.
 template <class Format, int Rows, int Vectors>
-void score_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, int chunk) {
-  Vec16 totals[Rows][Vectors];
-#pragma GCC unroll 4
-  for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < Vectors; ++c) totals[r][c] = zero();
-  }
+inline void add_products(const RowSet& set, const KeyBlock<Format>& block, int64_t row, int chunk, int64_t begin,
+                         int64_t end, Vec16 (&totals)[Rows][Vectors]) {
   const float* query = set.queries + row * set.head_dim;
   const typename Format::Type* keys[Vectors];
 #pragma GCC unroll 4
   for (int c = 0; c < Vectors; ++c) keys[c] = block.keys[chunk + c];
   const auto fetch = [&](int64_t d) {
     if constexpr (Format::kCold) {
+      if (d % Format::kFetchEvery != 0) return;
 #pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) __builtin_prefetch(block.ahead[chunk + c] + d * block.ahead_step);
     }
@@ -101,22 +67,56 @@ void score_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
     }
   };
   if constexpr (Format::kPairs) {
-    for (int64_t d = 0; d < set.head_dim; d += 2) {
+    for (int64_t d = begin; d < end; d += 2) {
       Vec16 even[Vectors];
       Vec16 odd[Vectors];
 #pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) Format::load32(keys[c] + d * block.key_stride, even[c], odd[c]);
       fetch(d);
       add(d, even);
-      if (d + 1 < set.head_dim) add(d + 1, odd);
+      if (d + 1 < end) add(d + 1, odd);
     }
   } else {
-    for (int64_t d = 0; d < set.head_dim; ++d) {
+    for (int64_t d = begin; d < end; ++d) {
       Vec16 key[Vectors];
 #pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) key[c] = Format::load16(keys[c] + d * block.key_stride);
       fetch(d);
       add(d, key);
+    }
+  }
+}
+
+template <int Rows, int Vectors> inline void clear_tile(Vec16 (&tile)[Rows][Vectors]) {
+#pragma GCC unroll 4
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < Vectors; ++c) tile[r][c] = zero();
+  }
+}
+
+// A score is the sum over groups of scale times sum over the group's dimensions.
+template <class Format, int Rows, int Vectors>
+void score_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, int chunk) {
+  Vec16 totals[Rows][Vectors];
+  clear_tile(totals);
+  if constexpr (!Format::kScaled) {
+    add_products(set, block, row, chunk, 0, set.head_dim, totals);
+  } else {
+    constexpr int64_t kAll = Format::kGrouped ? kScaleGroup : INT64_MAX / 2;
+    int64_t group = 0;
+    for (int64_t begin = 0; begin < set.head_dim; begin += kAll, ++group) {
+      Vec16 sums[Rows][Vectors];
+      clear_tile(sums);
+      const int64_t end = begin + kAll < set.head_dim ? begin + kAll : set.head_dim;
+      add_products(set, block, row, chunk, begin, end, sums);
+#pragma GCC unroll 4
+      for (int c = 0; c < Vectors; ++c) {
+        const Vec16 kept = load_bf16(block.key_scales[chunk + c] + group * block.scale_stride);
+        const Vec16 scale = kept * set1(Format::kUnit);
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) totals[r][c] = fma(sums[r][c], scale, totals[r][c]);
+      }
     }
   }
 #pragma GCC unroll 4
@@ -131,7 +131,7 @@ template <class Format, int Rows, int Vectors>
 void value_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, int64_t at, int first, int last) {
   Vec16 totals[Rows][Vectors];
   float* sums = set.sums + row * set.sums_stride + at;
-  const float* weights = set.scores + row * kPart;
+  const float* weights = set.weights + row * set.weight_stride + (Format::kGrouped ? at / kScaleGroup * kKeys : 0);
 #pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
@@ -140,11 +140,11 @@ void value_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
   for (int key = first; key < last;) {
     const int chunk = key / 16;
     const int end = last < 16 * (chunk + 1) ? last : 16 * (chunk + 1);
-    const typename Format::Type* values = block.values[chunk] + (key - 16 * chunk) * block.value_stride + at;
-    const typename Format::Type* ahead = block.ahead[chunk] + (key - 16 * chunk) * block.value_stride + at;
+    const typename Format::Type* values = Format::at(block.values[chunk] + (key - 16 * chunk) * block.value_stride, at);
+    const typename Format::Type* ahead = Format::at(block.ahead[chunk] + (key - 16 * chunk) * block.value_stride, at);
     for (; key < end; ++key, values += block.value_stride) {
       if constexpr (Format::kCold) {
-        for (int c = 0; c < Vectors; c += 2) __builtin_prefetch(ahead + 16 * c);
+        for (int c = 0; c < Vectors; c += 2) __builtin_prefetch(Format::at(ahead, 16 * c));
         ahead += block.value_stride;
       }
       Vec16 value[Vectors];
@@ -152,13 +152,16 @@ void value_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
         value[0] = Format::load16(values);
       } else {
 #pragma GCC unroll 2
-        for (int c = 0; c < Vectors; c += 2) Format::load32(values + 16 * c, value[c], value[c + 1]);
+        for (int c = 0; c < Vectors; c += 2) Format::load32(Format::at(values, 16 * c), value[c], value[c + 1]);
       }
 #pragma GCC unroll 4
       for (int r = 0; r < Rows; ++r) {
-        const Vec16 weight = set1(weights[r * kPart + key]);
+        const float* own = weights + r * set.weight_stride + key;
 #pragma GCC unroll 4
-        for (int c = 0; c < Vectors; ++c) totals[r][c] = fma(weight, value[c], totals[r][c]);
+        for (int c = 0; c < Vectors; ++c) {
+          const Vec16 weight = set1(own[Format::kGrouped ? 16 * c / kScaleGroup * kKeys : 0]);
+          totals[r][c] = fma(weight, value[c], totals[r][c]);
+        }
       }
     }
   }
@@ -173,20 +176,23 @@ void value_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
 template <class Format>
 void value_rest(const RowSet& set, const KeyBlock<Format>& block, int64_t row, int64_t at, int first, int last) {
   float* sums = set.sums + row * set.sums_stride + at;
+  const float* weights = set.weights + row * set.weight_stride + (Format::kGrouped ? at / kScaleGroup * kKeys : 0);
   const int64_t count = set.head_dim - at;
   Vec16 total = load(sums);
   for (int key = first; key < last; ++key) {
-    const typename Format::Type* values = block.values[key / 16] + (key % 16) * block.value_stride + at;
+    const typename Format::Type* values = Format::at(block.values[key / 16] + (key % 16) * block.value_stride, at);
     float lanes[16] = {};
-    for (int64_t i = 0; i < count; ++i) lanes[i] = Format::load1(values[i]);
-    total = fma(set1(set.scores[row * kPart + key]), load(lanes), total);
+    for (int64_t i = 0; i < count; ++i) lanes[i] = Format::load_rest(values, i);
+    total = fma(set1(weights[key]), load(lanes), total);
   }
   store(sums, total);
 }
 
 template <class Format, int Rows> void score_rows(const RowSet& set, const KeyBlock<Format>& block, int64_t row) {
-  for (int chunk = 0; chunk < kChunks; chunk += kTileVectors) {
-    score_tile<Format, Rows, kTileVectors>(set, block, row, chunk);
+  // Sums of a group and of all groups take twice the registers.
+  constexpr int kVectors = Format::kGrouped ? kTileVectors / 2 : kTileVectors;
+  for (int chunk = 0; chunk < kChunks; chunk += kVectors) {
+    score_tile<Format, Rows, kVectors>(set, block, row, chunk);
   }
 }
 

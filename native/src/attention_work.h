@@ -10,7 +10,7 @@
 namespace octavo {
 
 constexpr int64_t kTileQueries = 32;  // query rows of a task, heads of the group counted
-constexpr int64_t kRowsToConvert = 8; // from here on a 16-bit block is converted once, not by each tile of rows
+constexpr int64_t kRowsToConvert = 8; // from here on a block is converted to float32 once, not by each tile of rows
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -35,7 +35,7 @@ struct Attention {
   Attention(const Instruction& code, const Program& program)
       : heads(code.i[1]), kv_heads(code.i[2]), head_dim(code.i[3]), padded((head_dim + 15) / 16 * 16),
         group(heads / kv_heads), window(code.i[4]), chunk(code.i[7]), scale(code.f[0]), softcap(code.f[1]),
-        layer(*program.cache, code.i[5], code.i[6], kv_heads, head_dim), in(program.buffer[code.in0]),
+        layer(*program.cache, code, kv_heads, head_dim), in(program.buffer[code.in0]),
         out(program.buffer[code.out]) {}
 
   int64_t tile_tokens() const { return larger(1, kTileQueries / group); }
@@ -111,14 +111,17 @@ public:
     return {static_cast<int>(smaller(first, count)), static_cast<int>(larger(last, 0))};
   }
 
-  void write_output(int64_t row, RowState total) const {
+  // The values of `total` may be changed.
+  void write_output(int64_t row, RowState total, bool rotated) const {
     const int64_t token = tile_.first_token + row / attention_.group;
     const int64_t head = kv_head_ * attention_.group + row % attention_.group;
     const int64_t width = attention_.head_dim;
     float* out = attention_.out + (token * attention_.heads + head) * width;
-    const Vec16 factor = set1(1.0f / total.weight());
+    if (rotated) rotate_by_hadamard(total.values, width);
+    const float turn = rotated ? static_cast<float>(rotation_size(width)) : 1.0f;
+    const Vec16 factor = set1(1.0f / (total.weight() * turn));
     int64_t at = 0;
-    for (; attention_.layer.layout.pairs && at + 32 <= width; at += 32) {
+    for (; attention_.layer.layout.pairs && !rotated && at + 32 <= width; at += 32) {
       Vec16 low;
       Vec16 high;
       zip(load(total.values + at) * factor, load(total.values + at + 16) * factor, low, high);
@@ -148,12 +151,16 @@ public:
     queries_ = memory;
     scores_ = queries_ + aligned(rows_ * attention.head_dim);
     converted_ = scores_ + rows_ * kPart;
+    weights_ = converted_ + kKeys * attention.padded;
+    scales_ = reinterpret_cast<uint16_t*>(weights_ + rows_ * groups() * kKeys);
     load_queries();
   }
 
   static int64_t aligned(int64_t floats) { return (floats + 15) / 16 * 16; }
   static int64_t floats_needed(const Attention& attention, int64_t rows) {
-    return aligned(rows * attention.head_dim) + rows * kPart + kKeys * attention.padded;
+    const int64_t groups = attention.layer.layout.groups(attention.head_dim);
+    const int64_t scales = groups * kKeys / 2; // of 16 bits
+    return aligned(rows * attention.head_dim) + rows * kPart + kKeys * attention.padded + rows * groups * kKeys + scales;
   }
 
   // states: [rows] of state_floats, written.
@@ -185,10 +192,27 @@ private:
         store_up_to(queries_ + token * count + at, load_up_to(from + at, count - at) * scale, count - at);
       }
     }
+    if constexpr (Format::kRotated) {
+      // H q . H k = size q . k, and size is a power of two.
+      const float part = 1.0f / static_cast<float>(rotation_size(attention_.head_dim));
+      for (int64_t row = 0; row < rows_; ++row) {
+        float* query = queries_ + row * attention_.head_dim;
+        rotate_by_hadamard(query, attention_.head_dim);
+        for (int64_t d = 0; d < attention_.head_dim; ++d) query[d] *= part;
+      }
+    }
   }
 
+  int64_t groups() const { return Format::kScaled ? layout_.groups(attention_.head_dim) : 0; }
+
   RowSet row_set(int64_t block, float* states) const {
-    return {attention_.head_dim, queries_, scores_ + block * kKeys, states + 16, attention_.state_floats()};
+    float* scores = scores_ + block * kKeys;
+    RowSet set = {attention_.head_dim, queries_, scores, scores, kPart, states + 16, attention_.state_floats()};
+    if constexpr (Format::kScaled) {
+      set.weights = weights_;
+      set.weight_stride = groups() * kKeys;
+    }
+    return set;
   }
 
   // Keys of the block at `begin` that any row sees.
@@ -209,22 +233,39 @@ private:
 
   KeyBlock<Format> in_place(int64_t begin) const {
     KeyBlock<Format> block{};
-    block.key_stride = layout_.block_size;
-    block.value_stride = layout_.value_width;
+    block.key_stride = layout_.block_size * layout_.bits / (8 * static_cast<int64_t>(sizeof(Type)));
+    block.value_stride = layout_.value_row() / static_cast<int64_t>(sizeof(Type));
+    block.scale_stride = layout_.block_size;
     for (int64_t chunk = 0; chunk < kChunks; ++chunk) {
       const int64_t position = seen_position(begin, chunk);
       const int64_t offset = position % layout_.block_size;
       const uint8_t* data = block_of(position);
-      block.keys[chunk] = reinterpret_cast<const Type*>(data + layout_.keys_at(kv_head_)) + layout_.key_at(0, offset);
+      block.keys[chunk] = reinterpret_cast<const Type*>(data + layout_.keys_at(kv_head_)) + key_offset(offset);
       block.values[chunk] =
-          reinterpret_cast<const Type*>(data + layout_.values_at(kv_head_)) + offset * layout_.value_width;
+          reinterpret_cast<const Type*>(data + layout_.values_at(kv_head_)) + offset * block.value_stride;
+      if constexpr (Format::kScaled) {
+        block.key_scales[chunk] = reinterpret_cast<const uint16_t*>(data + layout_.key_scales_at(kv_head_)) + offset;
+        block.value_scales[chunk] =
+            reinterpret_cast<const uint16_t*>(data + layout_.value_scales_at(kv_head_)) + offset;
+      }
     }
     return block;
   }
 
-  // The converted block's keys are [head_dim][kKeys], its values [kKeys][padded], one at a time.
-  KeyBlock<Converted> converted_block() const {
-    KeyBlock<Converted> block{};
+  // Where the key at `offset` of a block begins.
+  static int64_t key_offset(int64_t offset) { return Format::kPairs && sizeof(Type) == 2 ? 2 * offset : offset; }
+
+  // The converted block's keys are [head_dim][kKeys], its values [kKeys][padded], one at a time. Scales stay where they
+  // are, or were gathered.
+  KeyBlock<Converted<Format>> converted_block(const KeyBlock<Format>* place) const {
+    KeyBlock<Converted<Format>> block{};
+    if constexpr (Format::kScaled) {
+      block.scale_stride = place == nullptr ? kKeys : place->scale_stride;
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        block.key_scales[chunk] = place == nullptr ? scales_ + 16 * chunk : place->key_scales[chunk];
+        block.value_scales[chunk] = place == nullptr ? scales_ + 16 * chunk : place->value_scales[chunk];
+      }
+    }
     block.key_stride = kKeys;
     block.value_stride = attention_.padded;
     for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -241,11 +282,13 @@ private:
       look_ahead_of_scores(here, begin, block);
       return score(set, here);
     }
-    if (in_chunks_)
-      convert_keys(in_place(begin));
-    else
+    if (!in_chunks_) {
       gather_keys(begin);
-    score(set, converted_block());
+      return score(set, converted_block(nullptr));
+    }
+    const KeyBlock<Format> here = in_place(begin);
+    convert_keys(here);
+    score(set, converted_block(&here));
   }
 
   // After a part's last keys come its first values.
@@ -270,7 +313,7 @@ private:
     for (int64_t chunk = 0; chunk < kChunks; ++chunk) {
       const int64_t position = seen_position(next, chunk);
       const Type* keys = reinterpret_cast<const Type*>(block_of(position) + layout_.keys_at(head));
-      here.ahead[chunk] = keys + position % layout_.block_size * layout_.key_width;
+      here.ahead[chunk] = keys + position % layout_.block_size * here.value_stride;
     }
   }
 
@@ -299,16 +342,25 @@ private:
   // For block sizes that chunks of 16 do not fit.
   void gather_keys(int64_t begin) {
     const Range range = seen(begin);
+    const int64_t stride = layout_.block_size * layout_.bits / (8 * static_cast<int64_t>(sizeof(Type)));
     for (int64_t key = 0; key < kKeys; ++key) {
       float* column = converted_ + key;
       const bool in_range = key >= range.first && key < range.last;
       const int64_t position = begin + (in_range ? key : range.first);
-      const uint8_t* data = block_of(position) + layout_.keys_at(kv_head_);
-      const Type* keys = reinterpret_cast<const Type*>(data);
+      const int64_t offset = position % layout_.block_size;
+      const uint8_t* data = block_of(position);
+      const Type* keys = reinterpret_cast<const Type*>(data + layout_.keys_at(kv_head_)) + key_offset(offset);
       for (int64_t d = 0; d < attention_.head_dim; ++d) {
-        column[d * kKeys] = Format::load1(keys[layout_.key_at(d, position % layout_.block_size)]);
+        const int64_t within = Format::kPairs ? d % 2 : 0;
+        column[d * kKeys] = Format::load_rest(keys + (d - within) * stride, within);
       }
+      gather_scales(data + layout_.key_scales_at(kv_head_), offset, key);
     }
+  }
+
+  void gather_scales(const uint8_t* data, int64_t offset, int64_t key) {
+    const uint16_t* scales = reinterpret_cast<const uint16_t*>(data) + offset;
+    for (int64_t group = 0; group < groups(); ++group) scales_[group * kKeys + key] = scales[group * layout_.block_size];
   }
 
   // The row's scores become weights e^(score - largest).
@@ -350,13 +402,34 @@ private:
     if (!converts_) {
       KeyBlock<Format> here = in_place(begin);
       look_ahead_of_values(here, begin, block);
+      scale_weights(set, here);
       return add(set, here, begin);
     }
-    if (in_chunks_)
-      convert_values(in_place(begin), seen(begin));
-    else
+    if (!in_chunks_) {
       gather_values(begin);
-    add(set, converted_block(), begin);
+      const KeyBlock<Converted<Format>> block = converted_block(nullptr);
+      scale_weights(set, block);
+      return add(set, block, begin);
+    }
+    const KeyBlock<Format> here = in_place(begin);
+    convert_values(here, seen(begin));
+    scale_weights(set, here);
+    add(set, converted_block(&here), begin);
+  }
+
+  // Weights times the scales of the values, group by group. Those of keys that nobody sees are anything.
+  template <class Source> void scale_weights(const RowSet& set, const KeyBlock<Source>& block) {
+    if constexpr (Format::kScaled) {
+      for (int64_t group = 0; group < groups(); ++group) {
+        for (int chunk = 0; chunk < kChunks; ++chunk) {
+          const Vec16 scale = load_bf16(block.value_scales[chunk] + group * block.scale_stride) * set1(Format::kUnit);
+          for (int64_t row = 0; row < rows_; ++row) {
+            const Vec16 weight = load(set.scores + row * kPart + 16 * chunk);
+            store(weights_ + (row * groups() + group) * kKeys + 16 * chunk, weight * scale);
+          }
+        }
+      }
+    }
   }
 
   template <class Source> void add(const RowSet& set, const KeyBlock<Source>& block, int64_t begin) {
@@ -372,9 +445,10 @@ private:
   void gather_values(int64_t begin) {
     const Range range = seen(begin);
     for (int key = range.first; key < range.last; ++key) {
-      const uint8_t* data = block_of(begin + key) + layout_.values_at(kv_head_);
+      const uint8_t* data = block_of(begin + key);
       const int64_t offset = (begin + key) % layout_.block_size;
-      convert_value(reinterpret_cast<const Type*>(data) + offset * layout_.value_width, key);
+      convert_value(reinterpret_cast<const Type*>(data + layout_.values_at(kv_head_) + offset * layout_.value_row()), key);
+      gather_scales(data + layout_.value_scales_at(kv_head_), offset, key);
     }
   }
 
@@ -384,12 +458,12 @@ private:
     for (; at + 32 <= attention_.head_dim; at += 32) {
       Vec16 first;
       Vec16 second;
-      Format::load32(value + at, first, second);
+      Format::load32(Format::at(value, at), first, second);
       store(out + at, first);
       store(out + at + 16, second);
     }
-    for (; at + 16 <= attention_.head_dim; at += 16) store(out + at, Format::load16(value + at));
-    for (; at < attention_.head_dim; ++at) out[at] = Format::load1(value[at]);
+    for (; at + 16 <= attention_.head_dim; at += 16) store(out + at, Format::load16(Format::at(value, at)));
+    for (int64_t i = 0; at + i < attention_.head_dim; ++i) out[at + i] = Format::load_rest(Format::at(value, at), i);
   }
 
   // Keys that all rows of the tile see are multiplied for all at once; the others row by row, for a row must not meet
@@ -431,6 +505,8 @@ private:
   float* queries_;
   float* scores_;
   float* converted_;
+  float* weights_;   // of the block at hand times scales, [rows][groups][kKeys]
+  uint16_t* scales_; // gathered, [groups][kKeys]
 };
 
 } // namespace octavo

@@ -1,8 +1,11 @@
-// How one layer's part of a page is laid out: for each kv head its keys [key_width][block_size], transposed so that a
-// vector's lanes are consecutive keys, then its values [block_size][value_width]. Heads follow each other, so a task,
-// which works for one head, reads one stretch. A layer's part is padded to 64 bytes.
+// How one layer's part of a page is laid out. For each kv head: its keys [key rows][block_size], transposed so that a
+// vector's lanes are consecutive keys; the scales of the keys [groups][block_size]; its values [block_size][value row];
+// the scales of the values [groups][block_size]. Heads follow each other, so a task, which works for one head, reads one
+// stretch. A layer's part is padded to 64 bytes.
 //
-// bf16 keys stand in pairs, [key_width / 2][block_size][2]: a shift and a mask widen a register full of them.
+// bf16 and int4 keys stand in pairs of dimensions, [key_width / 2][block_size][2]: a register full of them is widened in
+// two steps. A row of int4 values holds 32 elements in 16 bytes, those of the low halves first; then, as far as they go,
+// 16 in 8 bytes, and the rest by twos. Scales are bf16.
 #pragma once
 #include <stdint.h>
 
@@ -10,40 +13,61 @@
 
 namespace octavo {
 
-inline int64_t cache_element_bytes(int32_t format) { return format == OCTAVO_F32 ? 4 : 2; }
+constexpr int64_t kScaleGroup = 32; // elements that share a scale of int4
 
 struct CacheLayout {
-  int64_t key_width, value_width, block_size, element, layer_bytes;
+  int64_t key_width, value_width, block_size;
+  int64_t bits; // of an element
   bool pairs;
+  int64_t head_bytes = 0, layer_bytes = 0;
 
-  CacheLayout(int32_t format, int64_t kv_heads, int64_t key_width, int64_t value_width, int64_t block_size)
-      : key_width(key_width), value_width(value_width), block_size(block_size), element(cache_element_bytes(format)),
-        layer_bytes(0), pairs(format == OCTAVO_BF16) {
+  CacheLayout(int32_t type, int64_t kv_heads, int64_t key_width, int64_t value_width, int64_t block_size)
+      : key_width(key_width), value_width(value_width), block_size(block_size), bits(bits_of_type(type)),
+        pairs(type == OCTAVO_CACHE_BF16 || type == OCTAVO_CACHE_INT4), type_(type) {
+    head_bytes = value_scales_at(0) + groups(value_width) * block_size * 2;
     layer_bytes = (keys_at(kv_heads) + 63) / 64 * 64;
   }
 
   // From the start of the layer's part, bytes.
-  int64_t keys_at(int64_t head) const { return head * (key_rows() + value_width) * block_size * element; }
-  int64_t values_at(int64_t head) const { return keys_at(head) + key_rows() * block_size * element; }
-  int64_t key_rows() const { return pairs ? (key_width + 1) / 2 * 2 : key_width; }
+  int64_t keys_at(int64_t head) const { return head * head_bytes; }
+  int64_t key_scales_at(int64_t head) const { return keys_at(head) + key_rows() * block_size * bits / 8; }
+  int64_t values_at(int64_t head) const { return key_scales_at(head) + groups(key_width) * block_size * 2; }
+  int64_t value_scales_at(int64_t head) const { return values_at(head) + block_size * value_row(); }
 
-  // From the start of a head's keys, elements: dimension d of the key at `offset`.
-  int64_t key_at(int64_t d, int64_t offset) const {
-    return pairs ? d / 2 * 2 * block_size + 2 * offset + d % 2 : d * block_size + offset;
+  int64_t key_rows() const { return pairs ? (key_width + 1) / 2 * 2 : key_width; }
+  int64_t value_row() const { return (value_width * bits + 7) / 8; } // bytes of a token's values
+
+  // Scales of a token's `width` elements.
+  int64_t groups(int64_t width) const {
+    if (type_ == OCTAVO_CACHE_INT4) return (width + kScaleGroup - 1) / kScaleGroup;
+    return type_ == OCTAVO_CACHE_INT8 || type_ == OCTAVO_CACHE_FP8_E4M3 ? 1 : 0;
   }
+
+private:
+  static int64_t bits_of_type(int32_t type) {
+    switch (type) {
+    case OCTAVO_CACHE_F32: return 32;
+    case OCTAVO_CACHE_F16:
+    case OCTAVO_CACHE_BF16: return 16;
+    case OCTAVO_CACHE_INT4: return 4;
+    default: return 8;
+    }
+  }
+
+  int32_t type_;
 };
 
-// One layer of one group in the pool.
+// One layer of one group in the pool. Instructions on the cache tell in i[5], i[8] and i[9] where it is.
 struct CacheLayer {
   CacheLayout layout;
   const OctavoCache& cache;
   const int32_t* tables; // of the group: [slots][max_blocks]
   int64_t layer_at;
 
-  CacheLayer(const OctavoCache& cache, int32_t group, int32_t index, int64_t kv_heads, int64_t head_dim)
-      : layout(cache.format, kv_heads, head_dim, head_dim, cache.block_size), cache(cache),
-        tables(cache.tables + static_cast<int64_t>(group) * cache.slots * cache.max_blocks),
-        layer_at(index * layout.layer_bytes) {}
+  CacheLayer(const OctavoCache& cache, const OctavoInstruction& code, int64_t kv_heads, int64_t head_dim)
+      : layout(code.i[8], kv_heads, head_dim, head_dim, cache.block_size), cache(cache),
+        tables(cache.tables + static_cast<int64_t>(code.i[5]) * cache.slots * cache.max_blocks),
+        layer_at(static_cast<int64_t>(code.i[9]) * 64) {}
 
   const int32_t* table(int32_t slot) const { return tables + static_cast<int64_t>(slot) * cache.max_blocks; }
   uint8_t* block(int32_t number) const { return cache.pool + number * cache.page_bytes + layer_at; }

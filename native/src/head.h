@@ -38,23 +38,7 @@ inline void rotate_head(float* x, const float* cos, const float* sin, int64_t ro
   }
 }
 
-// How floats are kept in a cache format.
-struct AsF32 {
-  using Type = float;
-  static float from(float x) { return x; }
-  static void store16(float* p, Vec16 v) { store(p, v); }
-};
-struct AsF16 {
-  using Type = uint16_t;
-  static uint16_t from(float x) { return to_f16(x); }
-  static void store16(uint16_t* p, Vec16 v) { store_f16(p, v); }
-};
-struct AsBf16 {
-  using Type = uint16_t;
-  static uint16_t from(float x) { return to_bf16(x); }
-  static void store16(uint16_t* p, Vec16 v) { store_bf16(p, v); }
-};
-
+// Format: one of cache_types.h whose elements are floats.
 template <class Format> void store_row(const float* x, typename Format::Type* out, int64_t width) {
   int64_t at = 0;
   for (; at + 16 <= width; at += 16) Format::store16(out + at, load(x + at));

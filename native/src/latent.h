@@ -14,10 +14,10 @@ struct LatentCache {
   const int32_t* tables; // of the group: [slots][max_blocks]
   int64_t layer_at;
 
-  LatentCache(const OctavoCache& cache, int32_t group, int32_t index, int64_t rank, int64_t rope)
+  LatentCache(const OctavoCache& cache, const OctavoInstruction& code, int64_t rank, int64_t rope)
       : cache(cache), rank(rank), rope(rope), width(rank + rope),
-        tables(cache.tables + static_cast<int64_t>(group) * cache.slots * cache.max_blocks),
-        layer_at(index * CacheLayout(cache.format, 1, width, 0, cache.block_size).layer_bytes) {}
+        tables(cache.tables + static_cast<int64_t>(code.i[5]) * cache.slots * cache.max_blocks),
+        layer_at(static_cast<int64_t>(code.i[9]) * 64) {}
 
   template <class Type> Type* row(int32_t slot, int64_t position) const {
     const int32_t block = tables[static_cast<int64_t>(slot) * cache.max_blocks + position / cache.block_size];

@@ -24,7 +24,7 @@ struct Latent {
   Latent(const Instruction& code, const Program& program)
       : heads(code.i[1]), nope(code.i[2]), rope(code.i[3]), rank(code.i[4]), padded((rank + 15) / 16 * 16),
         query((rank + rope + 15) / 16 * 16), scale(code.f[0]),
-        cache(*program.cache, code.i[5], code.i[6], rank, rope), in(program.buffer[code.in0]),
+        cache(*program.cache, code, rank, rope), in(program.buffer[code.in0]),
         q(program.buffer[code.in1]), out(program.buffer[code.out]) {}
 
   int64_t chunks() const { return (heads + kHeads - 1) / kHeads; }
@@ -39,7 +39,7 @@ struct Latent {
 template <class Format> Vec16 load_some(const typename Format::Type* p, int64_t n) {
   if (n >= 16) return Format::load16(p);
   float lanes[16] = {};
-  for (int64_t i = 0; i < n; ++i) lanes[i] = Format::load1(p[i]);
+  for (int64_t i = 0; i < n; ++i) lanes[i] = Format::load_rest(p, i);
   return load(lanes);
 }
 
@@ -251,9 +251,9 @@ template <class Format> void run(Team& team, const Latent& latent, const Step& s
 
 void latent_attention(Team& team, const Instruction& code, const Program& program, const Step& step, int64_t rows) {
   const Latent latent(code, program);
-  switch (program.cache->format) {
-  case OCTAVO_F16: return run<CacheF16>(team, latent, step, rows);
-  case OCTAVO_BF16: return run<CacheBf16>(team, latent, step, rows);
+  switch (code.i[8]) {
+  case OCTAVO_CACHE_F16: return run<CacheF16>(team, latent, step, rows);
+  case OCTAVO_CACHE_BF16: return run<CacheBf16>(team, latent, step, rows);
   default: return run<CacheF32>(team, latent, step, rows);
   }
 }

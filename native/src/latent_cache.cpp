@@ -1,6 +1,7 @@
 // From the projections of latent attention to the cache: rotates the queries, norms the latent, rotates the shared key.
 #include <string.h>
 
+#include "cache_types.h"
 #include "head.h"
 #include "latent.h"
 
@@ -27,7 +28,7 @@ struct Shape {
 template <class Format>
 void run(Team& team, const Instruction& code, const Program& program, const Step& step, int64_t rows) {
   const Shape shape(code);
-  const LatentCache cache(*program.cache, code.i[5], code.i[6], shape.rank, shape.rope);
+  const LatentCache cache(*program.cache, code, shape.rank, shape.rope);
   const int64_t head = shape.nope + shape.rope;
   const int64_t q_width = shape.heads * head;
   const float* q_in = program.buffer[code.in0];
@@ -55,10 +56,10 @@ void run(Team& team, const Instruction& code, const Program& program, const Step
 } // namespace
 
 void latent_cache(Team& team, const Instruction& code, const Program& program, const Step& step, int64_t rows) {
-  switch (program.cache->format) {
-  case OCTAVO_F16: return run<AsF16>(team, code, program, step, rows);
-  case OCTAVO_BF16: return run<AsBf16>(team, code, program, step, rows);
-  default: return run<AsF32>(team, code, program, step, rows);
+  switch (code.i[8]) {
+  case OCTAVO_CACHE_F16: return run<CacheF16>(team, code, program, step, rows);
+  case OCTAVO_CACHE_BF16: return run<CacheBf16>(team, code, program, step, rows);
+  default: return run<CacheF32>(team, code, program, step, rows);
   }
 }
 

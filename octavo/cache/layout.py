@@ -1,14 +1,17 @@
 """How a model's layers are divided into groups whose pages have one byte size, so that all come from one pool."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 from octavo.cache.group import KVCacheGroup
+from octavo.config.cache_types import PLAIN_TYPES, CacheTypes
 from octavo.errors import UnsupportedError
 from octavo.ops.interface import LayerCache, StatePiece
-from octavo.spec.decoder import CacheNeed, DecoderSpec
+from octavo.spec.decoder import CacheKind, CacheNeed, DecoderSpec
 
-LayerBytes = Callable[[CacheNeed], int]  # of one layer in a page of keys and values
+LayerBytes = Callable[[int, CacheNeed], int]  # of one layer in a page of keys and values
 
 # Bytes of pages that no layer uses, as a share of those used: the price of fewer groups.
 _MAX_PADDING = 0.04
@@ -25,11 +28,29 @@ def layer_needs(spec: DecoderSpec) -> dict[int, CacheNeed]:
     return {index: need for index, need in _all_needs(spec).items() if need.shares is None}
 
 
+def kept_types(spec: DecoderSpec, types: CacheTypes) -> dict[int, str]:
+    """The type in which each layer's keys and values are kept; layers that keep something else are absent.
+
+    Raises:
+        ConfigError: a layer that is to be skipped is not there.
+        UnsupportedError: a quantized type for what is no keys and values.
+    """
+    needs = {index: need for index, need in layer_needs(spec).items() if need.kind != "state"}
+    kept = types.of_layers(needs, len(spec.layers))
+    for index, need in needs.items():
+        if need.kind == "latent" and kept[index] not in PLAIN_TYPES:
+            raise UnsupportedError(
+                f"kv_cache_dtype {kept[index]} is not supported for latent attention (layer {index}): "
+                f"use {types.plain}, which keeps one small vector a token already"
+            )
+    return kept
+
+
 def groups_for(spec: DecoderSpec, layer_bytes: LayerBytes | None = None) -> tuple[KVCacheGroup, ...]:
     """Divide a model's layers into groups: those that keep everything first, recurrent states last.
 
-    Layers of one group have equal needs. The pages' size is the largest with which little of them stays unused, and a
-    recurrent state takes as many of them as it needs.
+    Layers of one group need the same history; they may take different numbers of bytes. The pages' size is the largest
+    with which little of them stays unused, and a recurrent state takes as many of them as it needs.
 
     Args:
         layer_bytes: what a layer takes in a page; without it elements are counted, which is right when they are of
@@ -38,19 +59,18 @@ def groups_for(spec: DecoderSpec, layer_bytes: LayerBytes | None = None) -> tupl
     Raises:
         UnsupportedError: a layer has more than one need, or reads one that keeps nothing.
     """
-    by_need: dict[CacheNeed, list[int]] = defaultdict(list)
+    by_history: dict[tuple[CacheKind, int], dict[int, int]] = defaultdict(dict)
     states: dict[int, tuple[int, ...]] = {}
     for index, need in layer_needs(spec).items():
         if need.kind == "state":
             states[index] = tuple(-(-size // _ALIGNMENT) * _ALIGNMENT for size in need.pieces)
         else:
-            by_need[need].append(index)
-    sizes = {need: max(1, (layer_bytes or _elements)(need)) for need in by_need}
-    page = _page_size([(sizes[need], len(layers)) for need, layers in by_need.items()], list(states.values()))
+            by_history[need.kind, need.window or 0][index] = max(1, (layer_bytes or _elements)(index, need))
+    page = _page_size([list(sizes.values()) for sizes in by_history.values()], list(states.values()))
     groups = [
-        KVCacheGroup(need.kind, need.window, tuple(layers[start : start + page // sizes[need]]))
-        for need, layers in sorted(by_need.items(), key=lambda item: (item[0].kind, item[0].window or 0))
-        for start in range(0, len(layers), page // sizes[need])
+        KVCacheGroup(kind, window or None, layers)
+        for (kind, window), sizes in sorted(by_history.items())
+        for layers in _divide(sizes, page)
     ]
     if states:
         pages, pieces = _pack(list(states.values()), page)
@@ -67,12 +87,61 @@ def page_bytes(spec: DecoderSpec, groups: Sequence[KVCacheGroup], layer_bytes: L
     needs = layer_needs(spec)
     largest = max(
         (
-            _state_extent(needs, group) if group.is_state else sum(layer_bytes(needs[layer]) for layer in group.layers)
+            _state_extent(needs, group)
+            if group.is_state
+            else sum(layer_bytes(layer, needs[layer]) for layer in group.layers)
             for group in groups
         ),
         default=_ALIGNMENT,
     )
     return -(-largest // _ALIGNMENT) * _ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPart:
+    """Where in a page a layer's keys and values begin, bytes, and how they are kept."""
+
+    offset: int
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class PageLayout:
+    """A page: its size, and the layers of keys and values in it, by group and index in that."""
+
+    page_bytes: int
+    layers: Mapping[tuple[int, int], LayerPart]
+
+
+def page_layout(
+    spec: DecoderSpec, groups: Sequence[KVCacheGroup], layer_bytes: LayerBytes, kept: Mapping[int, str]
+) -> PageLayout:
+    """What pages are made of.
+
+    Args:
+        layer_bytes: as given to `groups_for`.
+        kept: the type of each layer.
+    """
+    offsets = layer_offsets(spec, groups, layer_bytes)
+    layers = {place: LayerPart(at, kept[groups[place[0]].layers[place[1]]]) for place, at in offsets.items()}
+    return PageLayout(page_bytes(spec, groups, layer_bytes), layers)
+
+
+def layer_offsets(
+    spec: DecoderSpec, groups: Sequence[KVCacheGroup], layer_bytes: LayerBytes
+) -> dict[tuple[int, int], int]:
+    """At which byte of a page each layer of keys and values begins, by group and index in it.
+
+    Args:
+        layer_bytes: as given to `groups_for`; multiples of 64.
+    """
+    needs, offsets = layer_needs(spec), dict[tuple[int, int], int]()
+    for number, group in enumerate(groups):
+        start = 0
+        for index, layer in enumerate(() if group.is_state else group.layers):
+            offsets[number, index] = start
+            start += layer_bytes(layer, needs[layer])
+    return offsets
 
 
 def layer_caches(spec: DecoderSpec, groups: Sequence[KVCacheGroup]) -> dict[int, LayerCache]:
@@ -107,20 +176,34 @@ def _all_needs(spec: DecoderSpec) -> dict[int, CacheNeed]:
     return needs
 
 
-def _elements(need: CacheNeed) -> int:
+def _elements(layer: int, need: CacheNeed) -> int:
     return need.kv_heads * (need.key_width + need.value_width)
 
 
-def _page_size(kinds: Sequence[tuple[int, int]], states: Sequence[tuple[int, ...]]) -> int:
+def _divide(sizes: Mapping[int, int], page: int) -> list[tuple[int, ...]]:
+    """Layers into pages: each, the largest first, into the first page with room for it."""
+    pages: list[list[int]] = []
+    room: list[int] = []
+    for layer in sorted(sizes, key=lambda layer: (-sizes[layer], layer)):
+        at = next((number for number, left in enumerate(room) if left >= sizes[layer]), len(pages))
+        if at == len(pages):
+            pages.append([])
+            room.append(page)
+        pages[at].append(layer)
+        room[at] -= sizes[layer]
+    return sorted(tuple(sorted(layers)) for layers in pages)
+
+
+def _page_size(kinds: Sequence[Sequence[int]], states: Sequence[tuple[int, ...]]) -> int:
     """Bytes of a page: the most of which little stays unused, or else those of which least does.
 
     Args:
-        kinds: (bytes of a layer, number of such layers) for each kind of keys and values.
+        kinds: bytes of each layer, for each kind of keys and values.
         states: bytes of each recurrent layer's pieces.
     """
     largest = max((piece for pieces in states for piece in pieces), default=0)
-    least = max([largest, *(size for size, _ in kinds)])
-    sizes = {size * count for size, most in kinds for count in range(1, most + 1)} | {least}
+    least = max([largest, *(max(layers) for layers in kinds)])
+    sizes = {total for layers in kinds for ordered in _orders(layers) for total in accumulate(ordered)} | {least}
     for piece in {piece for pieces in states for piece in pieces}:
         sizes.update(piece * count for count in range(1, 2 * max(sizes) // piece + 1))
     if not kinds:
@@ -130,15 +213,26 @@ def _page_size(kinds: Sequence[tuple[int, int]], states: Sequence[tuple[int, ...
     return max(fine) if fine else min(padding, key=lambda size: (padding[size], -size), default=1)
 
 
-def _padding(page: int, kinds: Sequence[tuple[int, int]], states: Sequence[tuple[int, ...]]) -> float:
+def _orders(layers: Sequence[int]) -> tuple[Sequence[int], ...]:
+    """Orders in which sums of the first layers are sizes that pages may have."""
+    return (layers,) if len(set(layers)) == 1 else (layers, sorted(layers), sorted(layers, reverse=True))
+
+
+def _padding(page: int, kinds: Sequence[Sequence[int]], states: Sequence[tuple[int, ...]]) -> float:
     """Bytes unused per byte used, of one state and the blocks up to the next one that is kept; see state_interval."""
-    keys, state = sum(size * count for size, count in kinds), sum(map(sum, states))
+    keys, state = sum(map(sum, kinds)), sum(map(sum, states))
     blocks = max(_LEAST_BLOCKS, state / keys) if keys else 0
-    taken = blocks * sum(-(-count // (page // size)) * page for size, count in kinds)
+    taken = blocks * sum(_pages_of(layers, page) * page for layers in kinds)
     if states:
         taken += _pack(states, page)[0] * page
     used = blocks * keys + state
     return taken / used - 1 if used else 0.0
+
+
+def _pages_of(layers: Sequence[int], page: int) -> int:
+    if len(set(layers)) == 1:
+        return -(-len(layers) // (page // layers[0]))
+    return len(_divide(dict(enumerate(layers)), page))
 
 
 def _pack(states: Sequence[tuple[int, ...]], page: int) -> tuple[int, list[tuple[StatePiece, ...]]]:

@@ -182,9 +182,9 @@ def _rows(footprint: "HeaderFootprint", request: Request) -> Iterator[Row]:
         wish = Wish(f"kv_cache_size {text}", share=share, size=size, leave_free=request.wish.leave_free)
         yield _row(f"--kv-cache-size {text}", footprint, replace(request, wish=wish))
     for dtype in choices_of("kv_cache_dtype"):
-        if dtype not in ("auto", setup.kv_cache_dtype):
+        if dtype not in ("auto", setup.cache_types.dtype):
             try:
-                changed = replace(setup, kv_cache_dtype=dtype)
+                changed = setup.with_cache(dtype)
                 yield _row(f"--kv-cache-dtype {dtype}", footprint, replace(request, setup=changed))
             except (ConfigError, UnsupportedError, KeyError):
                 continue  # not on this backend
@@ -220,7 +220,7 @@ def describe(plan: Plan) -> Iterator[str]:
             _pair("history, block tables", format_size(plan.table_bytes)),
         ],
     )
-    yield from _section(f"KV cache in {setup.kv_cache_dtype}", _cache_lines(plan))
+    yield from _section(f"KV cache in {setup.cache_types}", _cache_lines(plan))
     yield from _section("which flag gives what", list(_flag_lines(plan.rows)))
     if fit.problem:
         yield f"does not fit: {refusal(fit.problem, plan.alternatives)}"

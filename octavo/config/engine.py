@@ -76,7 +76,14 @@ class CacheConfig:
     """The paged KV cache."""
 
     block_size: Literal[8, 16, 32, 64, 128] = option(16, "tokens a cache block holds")
-    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = option("auto", "type of cached keys and values")
+    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2", "int4"] = option(
+        "auto", "type of cached keys and values"
+    )
+    kv_cache_dtype_skip_layers: tuple[str, ...] = option(
+        (),
+        "layers that a quantized kv_cache_dtype leaves out: numbers, first, last, sliding_window, full_attention",
+        metavar="LAYER",
+    )
     kv_cache_size: str | None = field(
         default=None,
         metadata={

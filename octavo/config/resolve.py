@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from octavo.config.cache_types import PLAIN_TYPES, CacheTypes
 from octavo.config.engine import CacheConfig, EngineConfig
 from octavo.config.environment import Environment
 from octavo.config.machine import Machine
@@ -64,6 +65,13 @@ class ResolvedModel:
     weight_cache_dir: Choice[Path | None]
     weight_cache_bytes: Choice[int]
     target_itl_ms: Choice[float] = Choice(0.0, "no target is asked for")  # 0: none
+    kv_cache_dtype_skip_layers: Choice[tuple[str, ...]] = Choice((), "not asked for")
+
+    @property
+    def cache_types(self) -> CacheTypes:
+        """How each layer's keys and values are kept."""
+        plain = _plain_cache_dtype(self.weights.value).value
+        return CacheTypes(self.kv_cache_dtype.value, self.kv_cache_dtype_skip_layers.value, plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +134,7 @@ def resolve_model(
         quantization=quantization,
         linear_compute=Choice(*choose_linear_compute(config.execution.linear_compute, weights.value, backend.value)),
         kv_cache_dtype=_kv_cache_dtype(config, weights.value),
+        kv_cache_dtype_skip_layers=_skipped_layers(config),
         block_size=_asked_or_default(config.cache.block_size, 16, "the default"),
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
@@ -194,7 +203,7 @@ def sizing_request(config: EngineConfig, model: ResolvedModel, environment: Envi
         max_model_len=model.max_model_len.value,
         max_num_seqs=model.max_num_seqs.value,
         max_num_batched_tokens=model.max_num_batched_tokens.value,
-        kv_cache_dtype=model.kv_cache_dtype.value,
+        cache_types=model.cache_types,
         block_size=model.block_size.value,
         chunked=config.scheduling.enable_chunked_prefill,
     )
@@ -307,11 +316,25 @@ def _weights(config: EngineConfig, facts: ModelFacts, quantization: str) -> Choi
 
 
 def _kv_cache_dtype(config: EngineConfig, weights: str) -> Choice[str]:
-    if config.cache.kv_cache_dtype != "auto":
-        return Choice(config.cache.kv_cache_dtype, _ASKED)
+    asked, skipped = config.cache.kv_cache_dtype, config.cache.kv_cache_dtype_skip_layers
+    if skipped and asked in ("auto", *PLAIN_TYPES):
+        raise ConfigError(
+            f"kv_cache_dtype_skip_layers {','.join(skipped)} leaves layers of a quantized cache as they are, and "
+            f"kv_cache_dtype {asked} quantizes none: choose int8, fp8_e4m3, fp8_e5m2 or int4, or leave it out"
+        )
+    return _plain_cache_dtype(weights) if asked == "auto" else Choice(asked, _ASKED)
+
+
+def _plain_cache_dtype(weights: str) -> Choice[str]:
+    """The type of keys and values that nothing is lost by."""
     if weights == "bf16":
         return Choice("bfloat16", "the weights' type")
     return Choice("float16", "half the size of float32 and exact enough")
+
+
+def _skipped_layers(config: EngineConfig) -> Choice[tuple[str, ...]]:
+    skipped = tuple(part for item in config.cache.kv_cache_dtype_skip_layers for part in item.split(",") if part)
+    return Choice(skipped, _ASKED if skipped else "not asked for")
 
 
 def _max_model_len(config: EngineConfig, facts: ModelFacts) -> Choice[int]:

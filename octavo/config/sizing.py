@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from octavo.config.cache_types import CacheTypes
 from octavo.config.engine import CacheConfig, choices_of
 from octavo.config.profile import Profile
 from octavo.config.values import format_size, parse_cache_size, parse_size
@@ -139,9 +140,13 @@ class Setup:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    kv_cache_dtype: str
+    cache_types: CacheTypes
     block_size: int
     chunked: bool = True  # prompts may be split over steps
+
+    def with_cache(self, dtype: str) -> "Setup":
+        """The same with another type of keys and values, of which the same layers are left out."""
+        return replace(self, cache_types=replace(self.cache_types, dtype=dtype))
 
 
 class Footprint(Protocol):
@@ -320,7 +325,7 @@ def _smaller_types(footprint: Footprint, setup: Setup) -> list[str]:
     sizes: dict[str, int] = {}
     for dtype in choices_of("kv_cache_dtype"):
         try:
-            sizes[dtype] = footprint.page_bytes(replace(setup, kv_cache_dtype=dtype))
+            sizes[dtype] = footprint.page_bytes(setup.with_cache(dtype))
         except (ConfigError, UnsupportedError, KeyError):
             continue  # "auto", or none of this backend's
     now = footprint.page_bytes(setup)
@@ -329,9 +334,9 @@ def _smaller_types(footprint: Footprint, setup: Setup) -> list[str]:
 
 def _smaller_type(footprint: Footprint, request: Request) -> Iterator[Alternative]:
     for dtype in _smaller_types(footprint, request.setup):
-        changed = replace(request, setup=replace(request.setup, kv_cache_dtype=dtype))
+        changed = replace(request, setup=request.setup.with_cache(dtype))
         if _fits(footprint, changed):
-            yield Alternative(f"--kv-cache-dtype {dtype}", f"instead of {request.setup.kv_cache_dtype}")
+            yield Alternative(f"--kv-cache-dtype {dtype}", f"instead of {request.setup.cache_types.dtype}")
             return
 
 
@@ -368,7 +373,7 @@ def _two_changes(footprint: Footprint, request: Request) -> Iterator[Alternative
         large = Wish(f"kv_cache_size {_LARGE_SHARE}", share=_LARGE_SHARE, leave_free=request.wish.leave_free)
         savings.append((f"--kv-cache-size {_LARGE_SHARE}", replace(request, wish=large)))
     for dtype in _smaller_types(footprint, setup):
-        savings.append((f"--kv-cache-dtype {dtype}", replace(request, setup=replace(setup, kv_cache_dtype=dtype))))
+        savings.append((f"--kv-cache-dtype {dtype}", replace(request, setup=setup.with_cache(dtype))))
     if setup.chunked:
         seqs = min(request.sequences, setup.max_num_seqs)
         tokens = max(seqs, min(setup.block_size, setup.max_num_batched_tokens))

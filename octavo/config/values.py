@@ -17,7 +17,19 @@ _SIZE_UNITS = {
     **{unit: 1024**n for n, unit in enumerate(("kib", "mib", "gib", "tib"), 1)},
     **{unit: 1024**n for n, unit in enumerate(("k", "m", "g", "t"), 1)},
 }
-_ALIASES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "float": "float32", "fp32": "float32"}
+_ALIASES = {
+    "half": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "float": "float32",
+    "fp32": "float32",
+    "fp8": "fp8_e4m3",
+    "float8_e4m3fn": "fp8_e4m3",
+    "float8_e5m2": "fp8_e5m2",
+    "fp8_per_token_head": "fp8_e4m3",
+    "int8_per_token_head": "int8",
+    "int4_per_token_head": "int4",
+}
 _LEAST_SIZE = 1 << 20  # bytes; a smaller number without a unit is meant as a share
 _MOST_DIGITS = 30  # of a number: more than anything that can be meant, less than what takes long to read
 _MOST_BYTES = 1 << 60

@@ -1,10 +1,11 @@
 """The two ways to compute, each with what the composition root asks of it: a packer, page sizes, and a runner."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.cache.group import KVCacheGroup
-from octavo.cache.layout import groups_for, page_bytes
+from octavo.cache.layout import LayerBytes, PageLayout, groups_for, kept_types, page_layout
+from octavo.config.cache_types import PLAIN_TYPES, TYPE_BITS
 from octavo.config.resolve import ResolvedConfig, ResolvedModel
 from octavo.errors import ConfigError
 from octavo.execution.cpu.runner import NativeRunner, record_program
@@ -13,6 +14,7 @@ from octavo.execution.runner import Runner
 from octavo.execution.slots import SlotTable
 from octavo.execution.tiers.pages import DevicePages
 from octavo.kernels.choose import KernelChoice, kernel_choices
+from octavo.kernels.cpu.cache import CachePart
 from octavo.kernels.cpu.library import NativeLibrary, load_library
 from octavo.kernels.cpu.packer import NativePacker
 from octavo.kernels.cpu.program import NativeProgram, ProgramLimits, Recording
@@ -25,8 +27,6 @@ from octavo.spec.decoder import CacheNeed, DecoderSpec
 if TYPE_CHECKING:
     from octavo.execution.torch.packer import TorchPacker
 
-_ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-
 
 class Backend(Protocol):
     """What the composition root asks of a way to compute. Owner of its threads and its cache's memory."""
@@ -38,12 +38,12 @@ class Backend(Protocol):
         """The model's layers by what they keep."""
         ...
 
-    def page_bytes(self, spec: DecoderSpec, groups: Sequence[KVCacheGroup]) -> int:
-        """Bytes of a cache page."""
+    def layout(self, spec: DecoderSpec, groups: Sequence[KVCacheGroup]) -> PageLayout:
+        """What a cache page is made of."""
         ...
 
-    def runner(self, decoder: Decoder[Any], table: SlotTable, config: ResolvedConfig, page: int) -> Runner:
-        """Ready to run steps, its cache allocated. `page`: bytes of a cache page."""
+    def runner(self, decoder: Decoder[Any], table: SlotTable, config: ResolvedConfig, layout: PageLayout) -> Runner:
+        """Ready to run steps, its cache allocated."""
         ...
 
     def kernels(self, weights: Sequence[PackedWeight]) -> list[KernelChoice]:
@@ -71,7 +71,6 @@ class NativeBackend:
     def __init__(self, config: ResolvedModel) -> None:
         self._config = config
         self._library = load_library(config.isa.value)
-        self._layer_bytes = cache_layer_bytes(self._library, config.kv_cache_dtype.value, config.block_size.value)
         self._team = ThreadTeam(self._library, config.threads.value)
         self.packer = NativePacker(self._library, self._team)
         self.pages: CpuStorage | None = None
@@ -79,17 +78,21 @@ class NativeBackend:
 
     def groups(self, spec: DecoderSpec) -> tuple[KVCacheGroup, ...]:
         """See Backend."""
-        return groups_for(spec, self._layer_bytes)
+        return groups_for(spec, _layer_bytes(self._library, spec, self._config))
 
-    def page_bytes(self, spec: DecoderSpec, groups: Sequence[KVCacheGroup]) -> int:
+    def layout(self, spec: DecoderSpec, groups: Sequence[KVCacheGroup]) -> PageLayout:
         """See Backend."""
-        return page_bytes(spec, groups, self._layer_bytes)
+        kept = kept_types(spec, self._config.cache_types)
+        return page_layout(spec, groups, _layer_bytes(self._library, spec, self._config), kept)
 
-    def runner(self, decoder: Decoder[Any], table: SlotTable, config: ResolvedConfig, page: int) -> Runner:
+    def runner(self, decoder: Decoder[Any], table: SlotTable, config: ResolvedConfig, layout: PageLayout) -> Runner:
         """See Backend."""
         model = config.model
-        storage = self.pages = CpuStorage(config.cache.num_blocks.value, page)
-        cache = storage.cache(model.kv_cache_dtype.value, model.block_size.value, table.tables)
+        storage = self.pages = CpuStorage(config.cache.num_blocks.value, layout.page_bytes)
+        parts = {
+            place: CachePart(CACHE_FORMAT_OF_DTYPE[part.type], part.offset) for place, part in layout.layers.items()
+        }
+        cache = storage.cache(model.cache_types.plain, model.block_size.value, table.tables, parts)
         limits = ProgramLimits(model.max_num_batched_tokens.value, model.max_num_seqs.value)
         how = Recording(coded=model.linear_compute.value == "int8")
         length = model.max_model_len.value
@@ -111,26 +114,27 @@ class TorchBackend:
 
     def __init__(self, config: ResolvedModel) -> None:
         self._config = config
-        self._layer_bytes = cache_layer_bytes(None, config.kv_cache_dtype.value, config.block_size.value)
         self.packer: TorchPacker = _torch_packer()
         self.pages: DevicePages | None = None
         self.program: NativeProgram | None = None
 
     def groups(self, spec: DecoderSpec) -> tuple[KVCacheGroup, ...]:
         """See Backend."""
-        return groups_for(spec, self._layer_bytes)
+        return groups_for(spec, _layer_bytes(None, spec, self._config))
 
-    def page_bytes(self, spec: DecoderSpec, groups: Sequence[KVCacheGroup]) -> int:
+    def layout(self, spec: DecoderSpec, groups: Sequence[KVCacheGroup]) -> PageLayout:
         """See Backend."""
-        return page_bytes(spec, groups, self._layer_bytes)
+        kept = kept_types(spec, self._config.cache_types)
+        return page_layout(spec, groups, _layer_bytes(None, spec, self._config), kept)
 
-    def runner(self, decoder: Decoder[Any], table: SlotTable, config: ResolvedConfig, page: int) -> Runner:
+    def runner(self, decoder: Decoder[Any], table: SlotTable, config: ResolvedConfig, layout: PageLayout) -> Runner:
         """See Backend."""
         from octavo.execution.torch.runner import TorchRunner
         from octavo.execution.torch.storage import TorchStore
 
         model = config.model
-        store = TorchStore(config.cache.num_blocks.value, model.block_size.value, model.kv_cache_dtype.value)
+        kept = {place: part.type for place, part in layout.layers.items()}
+        store = TorchStore(config.cache.num_blocks.value, model.block_size.value, model.cache_types.plain, kept)
         return TorchRunner(decoder, store, model.threads.value)
 
     def kernels(self, weights: Sequence[PackedWeight]) -> list[KernelChoice]:
@@ -141,19 +145,31 @@ class TorchBackend:
         """See Backend."""
 
 
-def cache_layer_bytes(library: NativeLibrary | None, dtype: str, block_size: int) -> Callable[[CacheNeed], int]:
-    """How many bytes a layer takes in a page; without a library: in the torch backend's."""
+def cache_layer_bytes(library: NativeLibrary | None, kept: Mapping[int, str], block_size: int) -> LayerBytes:
+    """How many bytes a layer takes in a page; without a library: in the torch backend's.
 
-    def native(need: CacheNeed) -> int:
+    Args:
+        kept: the type of each layer.
+    """
+
+    def native(layer: int, need: CacheNeed) -> int:
         assert library is not None
         return library.cache_layer_bytes(
-            CACHE_FORMAT_OF_DTYPE[dtype], need.kv_heads, need.key_width, block_size, need.value_width
+            CACHE_FORMAT_OF_DTYPE[kept[layer]], need.kv_heads, need.key_width, block_size, need.value_width
         )
 
-    def plain(need: CacheNeed) -> int:
-        return need.kv_heads * (need.key_width + need.value_width) * block_size * _ELEMENT_BYTES[dtype]
+    def plain(layer: int, need: CacheNeed) -> int:
+        bits = max(8, TYPE_BITS[kept[layer]])  # there int4 takes a byte
+        elements = need.kv_heads * (need.key_width + need.value_width) * block_size
+        scales = 0 if kept[layer] in (*PLAIN_TYPES, "fp8_e5m2") else 2 * need.kv_heads * block_size
+        groups = -(-need.key_width // 32) if kept[layer] == "int4" else 1
+        return elements * bits // 8 + 2 * scales * groups
 
     return plain if library is None else native
+
+
+def _layer_bytes(library: NativeLibrary | None, spec: DecoderSpec, config: ResolvedModel) -> LayerBytes:
+    return cache_layer_bytes(library, kept_types(spec, config.cache_types), config.block_size.value)
 
 
 def open_backend(config: ResolvedModel) -> Backend:

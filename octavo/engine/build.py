@@ -201,7 +201,8 @@ def _assemble(
 ) -> _Machinery:
     """Everything from the weights to the loop."""
     groups = backend.groups(source.spec)
-    page = backend.page_bytes(source.spec, groups)
+    layout = backend.layout(source.spec, groups)
+    page = layout.page_bytes
     tiers = resolve_tiers(config, read_environment(), model.backend.value)
     resolved = ResolvedConfig(model, _resolve_cache(config, model, groups, page, fit), tiers)
     table = SlotTable(
@@ -212,7 +213,7 @@ def _assemble(
         state_pages(groups),
     )
     decoder = Decoder(source.spec, loaded.weights, layer_caches(source.spec, groups), loaded.ropes)
-    runner = backend.runner(decoder, table, resolved, page)
+    runner = backend.runner(decoder, table, resolved, layout)
     fingerprint = cache_fingerprint(source, resolved, groups)
     below = (
         None
@@ -347,9 +348,10 @@ def _tell(engine: Engine, from_cache: bool) -> None:
         "packed weights from the cache" if from_cache else f"packed from {format_size(engine.source.file_bytes)}",
     )
     log.info(
-        "%s %s on %d threads, KV cache %s (%s)",
+        "%s %s on %d threads, KV cache %s in %s (%s)",
         *(model.backend.value, model.isa.value, model.threads.value),
-        *(format_size(engine.resolved.cache.cache_bytes.value), engine.resolved.cache.num_blocks.reason),
+        *(format_size(engine.resolved.cache.cache_bytes.value), model.cache_types),
+        engine.resolved.cache.num_blocks.reason,
     )
     if chosen := [f"{name} {c.value}" for name, c in engine.resolved.choices() if c.reason.startswith(BY_PROFILE)]:
         log.info("the profile sets %s", ", ".join(chosen))

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.cache.group import KVCacheGroup
-from octavo.cache.layout import LayerBytes, groups_for, layer_caches, page_bytes, state_pages
+from octavo.cache.layout import LayerBytes, groups_for, kept_types, layer_caches, page_bytes, state_pages
+from octavo.config.cache_types import CacheTypes
 from octavo.config.engine import EngineConfig
 from octavo.config.environment import read_environment
 from octavo.config.quantization import FORMAT_OF_DTYPE
@@ -60,7 +61,7 @@ class HeaderFootprint:
 
     def __init__(self, source: ModelSource, model: ResolvedModel, dtype: str = "auto") -> None:
         self._spec = source.spec
-        self._groups: dict[tuple[str, int], tuple[KVCacheGroup, ...]] = {}  # by element type and block size
+        self._groups: dict[tuple[CacheTypes, int], tuple[KVCacheGroup, ...]] = {}  # by types and block size
         self._library = load_library(model.isa.value) if model.backend.value == "native" else None
         formats = FORMAT_OF_DTYPE.get(dtype), model.quantization.value
         self._plan: LoadPlan = plan_load(source.spec, source.weights, source.tensors, *formats)
@@ -111,7 +112,7 @@ class HeaderFootprint:
 
     def groups(self, setup: Setup) -> tuple[KVCacheGroup, ...]:
         """The layers by what they keep; how they are divided depends on the sizes of blocks and elements."""
-        key = (setup.kv_cache_dtype, setup.block_size)
+        key = (setup.cache_types, setup.block_size)
         if key not in self._groups:
             self._groups[key] = groups_for(self._spec, self._layer_bytes(setup))
         return self._groups[key]
@@ -131,7 +132,7 @@ class HeaderFootprint:
         return tuple(group.peak(length, chunk, setup.block_size) for group in self.groups(setup))
 
     def _layer_bytes(self, setup: Setup) -> LayerBytes:
-        return cache_layer_bytes(self._library, setup.kv_cache_dtype, setup.block_size)
+        return cache_layer_bytes(self._library, kept_types(self._spec, setup.cache_types), setup.block_size)
 
     def _packed(self, part: Slice) -> int:
         """The torch backend expands block formats to float32."""
@@ -199,7 +200,8 @@ class _ShapeRecorder(ProgramRecorder):
 
     def _check_matrix(self, weight: PackedWeight) -> None: ...
 
-    def _check_place(self, at: LayerCache, kv_heads: int, key_width: int, value_width: int) -> None: ...
+    def _check_place(self, at: LayerCache, kv_heads: int, key_width: int, value_width: int) -> tuple[int, int]:
+        return 0, 0
 
     def _pieces(self, at: LayerCache, sizes: Sequence[int]) -> Places:
         return np.empty((0, 2), np.int64)

@@ -24,7 +24,7 @@ from octavo.telemetry.log import logger
 
 _STAGING_BYTES = 64 << 20  # of host memory, when it is only the way to and from slower tiers
 # Raised when the numbers in a page change for the same model and options: rounding of kernels, page layout.
-_NUMBERS = 1
+_NUMBERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def cache_fingerprint(source: ModelSource, resolved: ResolvedConfig, groups: Seq
     """32 bytes that name whatever decides the numbers in cached blocks, and how they lie there."""
     model = resolved.model
     parts = (
-        *(source.fingerprint(), model.weights.value, model.kv_cache_dtype.value, model.block_size.value),
+        *(source.fingerprint(), model.weights.value, model.cache_types, model.block_size.value),
         *(model.backend.value, model.isa.value, ABI_VERSION, _NUMBERS, repr(groups)),
     )
     digest = hashlib.blake2b(digest_size=32, person=b"octavo-pages")

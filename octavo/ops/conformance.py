@@ -286,9 +286,24 @@ def tables_for(groups: int, slots: int, max_blocks: int) -> NDArray[np.int32]:
     return order.astype(np.int32).reshape(groups, slots, max_blocks)
 
 
+# Keys are rotated and normed before they are kept: where the last bit differs, another number may be kept.
+_ATTENTION_TOLERANCE = {
+    "float32": 2e-5,
+    "float16": 2e-3,
+    "bfloat16": 1.5e-2,
+    "int8": 1e-2,
+    "fp8_e4m3": 6e-2,
+    "fp8_e5m2": 0.12,
+    "int4": 0.15,
+}
+QUANTIZED = ("int8", "fp8_e4m3", "fp8_e5m2", "int4")
+
+
 def _attention(label: str, spec: AttentionSpec, dtype: str, block_size: int = 16) -> Case:
     """qkv_rope_cache and paged_attention over several steps; two groups, the second layer of a page is used."""
-    tolerance = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.5e-2}[dtype]
+    tolerance = _ATTENTION_TOLERANCE[dtype]
+    if dtype in QUANTIZED and spec.rope is None and spec.qk_norm is None:
+        tolerance = 3e-5  # what is kept is the same to the bit
     tables = tables_for(2, 3, -(-128 // block_size))
     shape = CacheShape(dtype, block_size, tables.size, spec.kv_heads, spec.head_dim, 2, tables)
 
@@ -349,6 +364,31 @@ def _attention_cases() -> Iterator[Case]:
             yield _attention(f"chunk {chunk} window {window} block {block_size} {dtype}", spec, dtype, block_size)
     yield _attention("sharp", AttentionSpec(2, 1, 64, 4.0, rope), "float32")
     yield _attention("odd head", AttentionSpec(2, 1, 20, 0.2, None), "bfloat16")
+    yield from _quantized_cases()
+
+
+def _quantized_cases() -> Iterator[Case]:
+    """Every quantized type over heads of any width, blocks of any size and every mask."""
+    shapes: tuple[tuple[int, int, int, int, dict[str, Any]], ...] = (
+        (6, 2, 64, 16, {}),
+        (9, 3, 64, 8, {"window": 40}),
+        (4, 1, 256, 16, {"window": 7, "softcap": 20.0}),
+        (3, 3, 80, 32, {"chunk": 24}),
+        (4, 2, 96, 128, {}),
+        (8, 1, 128, 64, {"softcap": 5.0}),
+        (2, 1, 20, 16, {}),
+        (2, 2, 40, 8, {"window": 1}),
+        (2, 1, 7, 8, {}),
+    )
+    rope = RopeSpec(1e4, 64)
+    for dtype in QUANTIZED:
+        for heads, kv_heads, width, block_size, mask in shapes:
+            spec = AttentionSpec(heads, kv_heads, width, width**-0.5, None, **mask)
+            yield _attention(
+                f"{heads}/{kv_heads} of {width} {mask} block {block_size} {dtype}", spec, dtype, block_size
+            )
+        spec = AttentionSpec(4, 2, 64, 0.125, rope, qk_norm=NormSpec("rms", 1e-6))
+        yield _attention(f"rope and qk-norm {dtype}", spec, dtype)
 
 
 # --- sampling --------------------------------------------------------------------------------------------------------

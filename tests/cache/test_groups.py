@@ -6,7 +6,14 @@ from itertools import pairwise
 import pytest
 
 from octavo.cache.group import KVCacheGroup
-from octavo.cache.layout import groups_for, layer_caches, layer_needs, page_bytes, state_pages
+from octavo.cache.layout import (
+    groups_for,
+    layer_caches,
+    layer_needs,
+    layer_offsets,
+    page_bytes,
+    state_pages,
+)
 from octavo.errors import UnsupportedError
 from octavo.spec.decoder import (
     AttentionSpec,
@@ -39,7 +46,7 @@ def test_one_kind_is_one_group():
     spec = decoder([None] * 30)
     (group,) = groups_for(spec)
     assert group == KVCacheGroup("full", None, tuple(range(30)))
-    assert page_bytes(spec, [group], lambda need: 64 * need.kv_heads * need.key_width) == 30 * 64 * 8
+    assert page_bytes(spec, [group], lambda _, need: 64 * need.kv_heads * need.key_width) == 30 * 64 * 8
 
 
 def test_gemma_270m_has_six_groups_of_three():
@@ -69,10 +76,17 @@ def test_different_windows_do_not_share_a_table():
     assert {(group.window, group.layers) for group in groups} == {(None, (2,)), (4, (0,)), (4, (3,)), (8, (1,))}
 
 
-def test_a_page_slot_fits_the_layer_that_needs_most():
-    layers = (sequential(attention(kv_heads=1), MLP, NORM), sequential(attention(kv_heads=4), MLP, NORM))
+def test_layers_of_unequal_sizes_share_pages_without_waste():
+    layers = tuple(sequential(attention(kv_heads=heads), MLP, NORM) for heads in (1, 4, 2))
     spec = DecoderSpec(32, layers, EmbeddingSpec(10, 32), NORM, HeadSpec(True), 128)
-    assert page_bytes(spec, groups_for(spec), lambda need: 64 * need.kv_heads) == 4 * 64
+
+    def layer_bytes(layer, need):
+        return 64 * need.kv_heads
+
+    (group,) = groups = groups_for(spec, layer_bytes)
+    assert group.layers == (0, 1, 2)
+    assert page_bytes(spec, groups, layer_bytes) == 7 * 64
+    assert layer_offsets(spec, groups, layer_bytes) == {(0, 0): 0, (0, 1): 64, (0, 2): 5 * 64}
 
 
 def test_two_histories_in_a_layer_are_refused():

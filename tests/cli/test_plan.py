@@ -236,4 +236,4 @@ def _setup(directory: Path) -> Any:
     from octavo.config.sizing import Setup
 
     model = _resolved(directory)
-    return Setup(model.max_model_len.value, 1, 1, model.kv_cache_dtype.value, 16)
+    return Setup(model.max_model_len.value, 1, 1, model.cache_types, 16)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.config.cache_types import CacheTypes
 from octavo.config.engine import CacheConfig, EngineConfig
 from octavo.config.environment import Environment, read_environment
 from octavo.config.machine import Machine
@@ -41,7 +42,7 @@ class FakeFootprint:
         return (setup.max_num_batched_tokens * 16 + setup.max_num_seqs * 512 + setup.max_model_len) << 10
 
     def page_bytes(self, setup: Setup) -> int:
-        return self.token_bytes * setup.block_size * (2 if setup.kv_cache_dtype == "float32" else 1)
+        return self.token_bytes * setup.block_size * (2 if setup.cache_types.dtype == "float32" else 1)
 
     def sequence_blocks(self, setup: Setup) -> int:
         whole = -(-setup.max_model_len // setup.block_size)
@@ -49,7 +50,7 @@ class FakeFootprint:
         return whole + (window if self.windowed else 0)
 
 
-SETUP = Setup(8192, 16, 512, "float32", 16)
+SETUP = Setup(8192, 16, 512, CacheTypes("float32"), 16)
 FOOTPRINT = FakeFootprint()
 
 
@@ -212,9 +213,10 @@ def applied(asked: Request, flags: str) -> Request:
             asked = replace(asked, wish=replace(asked.wish, leave_free=parse_size(text)))
         elif name == "num_gpu_blocks_override":
             asked = replace(asked, wish=Wish(name, blocks=int(text)))
+        elif name == "kv_cache_dtype":
+            asked = replace(asked, setup=asked.setup.with_cache(text))
         else:
-            value = text if name == "kv_cache_dtype" else int(text)
-            asked = replace(asked, setup=replace(asked.setup, **{name: value}))
+            asked = replace(asked, setup=replace(asked.setup, **{name: int(text)}))
     return asked
 
 
@@ -236,7 +238,7 @@ def test_the_longest_context_that_fits_is_offered() -> None:
 
 def test_a_smaller_step_is_offered_where_windows_grow_with_it() -> None:
     footprint = FakeFootprint(windowed=True)
-    setup = replace(SETUP, max_num_batched_tokens=8192, kv_cache_dtype="float16")
+    setup = replace(SETUP, max_num_batched_tokens=8192).with_cache("float16")
     asked = request(16 * GIB, setup, kv_cache_size=f"{(512 + 300) * MIB}")
     flags = [alternative.flags for alternative in alternatives(footprint, asked)]
     assert "--max-num-seqs 8 --max-num-batched-tokens 4096" in flags
@@ -278,7 +280,7 @@ def test_whatever_is_offered_fits(
 ) -> None:
     footprint = FakeFootprint(windowed=windowed)
     seqs = max(seqs, sequences)
-    asked = request(available, Setup(length, seqs, max(chunk, seqs), "float32", 16), sequences, **options)
+    asked = request(available, Setup(length, seqs, max(chunk, seqs), CacheTypes("float32"), 16), sequences, **options)
     if measure(footprint, asked).problem:
         found = alternatives(footprint, asked)
         assert len(found) <= 3

@@ -137,14 +137,16 @@ def slot_table(spec, slots=8):
 def groups_of(spec):
     """The layers' groups, laid out for float16; every dtype of the runners here takes them as they are."""
     native = library(ISAS[0])
-    return groups_for(spec, lambda n: native.cache_layer_bytes(1, n.kv_heads, n.key_width, BLOCK_SIZE, n.value_width))
+    return groups_for(
+        spec, lambda _, n: native.cache_layer_bytes(1, n.kv_heads, n.key_width, BLOCK_SIZE, n.value_width)
+    )
 
 
 def page_size(native, spec, dtype="float16"):
     """Bytes of a page of the spec's groups."""
     code = CACHE_FORMAT_OF_DTYPE[dtype]
 
-    def layer_bytes(need):
+    def layer_bytes(layer, need):
         return native.cache_layer_bytes(code, need.kv_heads, need.key_width, BLOCK_SIZE, need.value_width)
 
     return page_bytes(spec, groups_of(spec), layer_bytes)

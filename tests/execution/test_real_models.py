@@ -41,7 +41,7 @@ class RealModel:
         self._page = page_bytes(
             source.spec,
             self._groups,
-            lambda n: self._native.cache_layer_bytes(Format.F16, n.kv_heads, n.key_width, 16),
+            lambda _, n: self._native.cache_layer_bytes(Format.F16, n.kv_heads, n.key_width, 16),
         )
 
     def driver(self) -> Driver:

@@ -27,7 +27,7 @@ BLOCK_SIZE, MAX_LEN, BLOCKS = 16, 64, 128
 CACHE_FORMAT = CACHE_FORMAT_OF_DTYPE["float32"]
 
 
-def layer_bytes(need):
+def layer_bytes(layer, need):
     return load_library().cache_layer_bytes(CACHE_FORMAT, need.kv_heads, need.key_width, BLOCK_SIZE, need.value_width)
 
 

@@ -45,7 +45,10 @@ int64_t octavo_find_invalid(void* team, int32_t format, const void* source, int6
 
 /* --- cache --- */
 /* Bytes one layer takes in a page. */
-int64_t octavo_cache_layer_bytes(int32_t format, int32_t kv_heads, int32_t key_width, int32_t value_width, int32_t block_size);
+int64_t octavo_cache_layer_bytes(int32_t type, int32_t kv_heads, int32_t key_width, int32_t value_width, int32_t block_size);
+/* What is kept of one head of the token at `offset` of a block: keys[width] and values[width], rotated where the type
+ * rotates. layer: the layer's part of a page. */
+void octavo_cache_read(int32_t type, int32_t kv_heads, int32_t width, int32_t block_size, const void* layer, int32_t head, int32_t offset, float* keys, float* values);
 
 /* --- machine --- */
 /* Sum of all bytes, to measure read bandwidth with the team. */

@@ -49,9 +49,11 @@ typedef struct {
  *   ACT             out = act(in0).                       i[1] OctavoActivation
  *   ACT_MUL         out = act(in0[:, :width]) * in0[:, width:].   i[1] OctavoActivation; in0 is 2 * width wide
  *   QKV_ROPE_CACHE  out = q, rotated.  in0 = qkv.         i[1] heads i[2] kv_heads i[3] head_dim i[4] rotary width (0: none)
- *                                                         i[5] group i[6] layer index in the group;  f[0] qk-norm eps
+ *                                                         i[5] group i[6] layer index in the group
+ *                                                         i[8] OctavoCacheType of the layer i[9] its place in a page, 64 bytes
+ *                                                         f[0] qk-norm eps
  *                                                         p[0] cos p[1] sin [max_positions, width/2]  p[2] q gain p[3] k gain (null: none)
- *   PAGED_ATTENTION out = attention(in0 = q).             i[1..3], i[5], i[6] as above; i[4] window (0: full) i[7] chunk (0: none);
+ *   PAGED_ATTENTION out = attention(in0 = q).             i[1..3], i[5..6], i[8..9] as above; i[4] window (0: full) i[7] chunk (0: none);
  *                                                         f[0] scale f[1] softcap (0: none)
  *   SOFTCAP         out = f[0] * tanh(in0 / f[0])
  *   SELECT_ROWS     out[R, width] = in0[sampled_rows]
@@ -62,7 +64,7 @@ typedef struct {
  *                   latent and rotated key go to the cache.  i[1] heads i[2] nope i[3] rope i[4] rank i[5] group i[6] layer index
  *                                                         f[0] eps  p[0] cos p[1] sin (null: no rotation) p[2] gain (null: 1)
  *   LATENT_ATTENTION out = attention(in0 = q in the latent space [heads][rank], in1 = what LATENT_CACHE gave), [heads][rank]
- *                                                         i[1..6] as above; f[0] scale
+ *                                                         i[1..6] as above; f[0] scale. Both: i[8..9] as above
  *   HEAD_LINEAR     out[:, h] = in0[:, h, :depth] @ w_h^T.   p[0] OctavoSegment*, one a head, i[1] their count,
  *                                                         i[2] elements a head of in0
  *   CAUSAL_CONV     out = convolution of in0's columns from i[3] on with the last i[2] inputs of each of i[1] channels
@@ -103,6 +105,18 @@ enum OctavoOpcode {
   OCTAVO_SCALE_BY_POSITION = 21,
 };
 
+/* How keys and values are kept. int8 and fp8_e4m3 have a scale for each token and head, keys and values apart; int4 has
+ * one for 32 elements of these, and keeps both rotated by a Hadamard matrix. native/src/cache_types.h computes them. */
+enum OctavoCacheType {
+  OCTAVO_CACHE_F32 = 0,
+  OCTAVO_CACHE_F16 = 1,
+  OCTAVO_CACHE_BF16 = 2,
+  OCTAVO_CACHE_INT8 = 3,
+  OCTAVO_CACHE_FP8_E4M3 = 4,
+  OCTAVO_CACHE_FP8_E5M2 = 5,
+  OCTAVO_CACHE_INT4 = 6,
+};
+
 enum OctavoActivation {
   OCTAVO_SILU = 0,
   OCTAVO_GELU = 1,      /* erf */
@@ -123,11 +137,11 @@ typedef struct {
   const void* p[4];
 } OctavoInstruction;
 
-/* Keys and values. The pool is `blocks` pages of page_bytes; a page holds the block of every layer of a group, layer
- * after layer, each layer_bytes = octavo_cache_layer_bytes(...) long. What is inside a layer's part is the kernels'
+/* Keys and values. The pool is `blocks` pages of page_bytes; a page holds the block of every layer of a group, each
+ * octavo_cache_layer_bytes(...) long, where the layer's instructions say. What is inside a layer's part is the kernels'
  * own business. Block tables: [groups][slots][max_blocks] of block numbers. */
 typedef struct {
-  int32_t format;         /* OCTAVO_F32, F16 or BF16 */
+  int32_t format;         /* OctavoCacheType of layers whose instructions don't tell */
   int32_t block_size;     /* tokens */
   int32_t groups;
   int32_t slots;

@@ -1,11 +1,13 @@
 """The memory behind the KV cache's blocks: one pool of pages, which takes memory only as blocks are used."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import ConfigError
 from octavo.kernels.cpu.allocate import give_back, mapped_bytes
-from octavo.kernels.cpu.cache import NativeCache
+from octavo.kernels.cpu.cache import CachePart, NativeCache
 from octavo.kernels.cpu.structs import CACHE_FORMAT_OF_DTYPE
 from octavo.ops.weight import Bytes
 
@@ -45,10 +47,17 @@ class CpuStorage:
         """Give all memory back to the system; the contents are lost."""
         give_back(self._pool)
 
-    def cache(self, dtype: str, block_size: int, tables: NDArray[np.int32]) -> NativeCache:
+    def cache(
+        self,
+        dtype: str,
+        block_size: int,
+        tables: NDArray[np.int32],
+        parts: Mapping[tuple[int, int], CachePart] | None = None,
+    ) -> NativeCache:
         """The pool with its block tables [groups, slots, max_blocks], as native code takes it.
 
         Args:
-            dtype: of keys and values: "float32", "float16" or "bfloat16".
+            dtype: of keys and values of layers that are not in `parts`.
+            parts: where in a page layers are, by group and index, and how they are kept.
         """
-        return NativeCache(CACHE_FORMAT_OF_DTYPE[dtype], block_size, self.page_bytes, self._pool, tables)
+        return NativeCache(CACHE_FORMAT_OF_DTYPE[dtype], block_size, self.page_bytes, self._pool, tables, parts or {})

@@ -1,34 +1,42 @@
 """The paged cache as native code sees it: a pool of pages and the block tables of all slots."""
 
 import ctypes
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.kernels.cpu.allocate import is_aligned
-from octavo.kernels.cpu.structs import CACHE_FORMAT_OF_DTYPE, Format, OctavoCache
+from octavo.kernels.cpu.structs import CacheType, OctavoCache
 from octavo.ops.weight import Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CachePart:
+    """How a layer's keys and values are kept, and at which byte of a page they begin."""
+
+    type: CacheType
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class NativeCache:
     """Memory and shape of a cache.
 
-    pool: [blocks * page_bytes], 64-byte aligned. tables: [groups, slots, max_blocks] int32 block numbers.
+    pool: [blocks * page_bytes], 64-byte aligned. tables: [groups, slots, max_blocks] int32 block numbers. `parts` has
+    the layers' places in a page by (group, index); a layer that is not in it is kept as `format`, and all layers before
+    it in its group take as much as it does.
     """
 
-    format: Format
+    format: CacheType
     block_size: int
     page_bytes: int
     pool: Bytes
     tables: NDArray[np.int32]
+    parts: Mapping[tuple[int, int], CachePart] = field(default_factory=dict[tuple[int, int], CachePart])
 
     def __post_init__(self) -> None:
-        _require(
-            self.format in CACHE_FORMAT_OF_DTYPE.values(),
-            f"keys and values cannot be kept as {self.format.name.lower()}",
-        )
         _require(self.block_size > 0 and self.page_bytes > 0, "block and page sizes must be positive")
         _require(self.page_bytes % 64 == 0, f"pages must be a multiple of 64 bytes, not {self.page_bytes}")
         _require(self.pool.nbytes % self.page_bytes == 0, "the pool must hold whole pages")
@@ -42,6 +50,16 @@ class NativeCache:
     def groups(self) -> int:
         """Cache groups."""
         return self.tables.shape[0]
+
+    def part(self, group: int, index: int, layer_bytes: Callable[[CacheType], int]) -> CachePart | None:
+        """Where a layer is; None when a page ends before.
+
+        Args:
+            layer_bytes: what the layer takes when it is kept as a type.
+        """
+        part = self.parts.get((group, index), CachePart(self.format, index * layer_bytes(self.format)))
+        size = layer_bytes(part.type)
+        return part if size > 0 and part.offset % 64 == 0 and part.offset + size <= self.page_bytes else None
 
     @property
     def blocks(self) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 
 from octavo.kernels.cpu.instruction import Axis, Buffer, Instruction
 from octavo.kernels.cpu.program import NativeProgram
-from octavo.kernels.cpu.structs import ActivationCode, Opcode
+from octavo.kernels.cpu.structs import ActivationCode, CacheType, Opcode
 from octavo.ops.weight import PackedWeight
 
 _FLOAT = 4  # bytes
@@ -114,8 +114,8 @@ def _attention_notes(ins: Instruction) -> list[str]:
     """Of what reads or writes the cache."""
     notes: list[str] = []
     if ins.opcode in (Opcode.QKV_ROPE_CACHE, Opcode.PAGED_ATTENTION):
-        heads, kv_heads, head_dim, special, group, index = ins.integers[:6]
-        notes.append(f"{heads}/{kv_heads} heads of {head_dim}, cache {group}.{index}")
+        heads, kv_heads, head_dim, special = ins.integers[:4]
+        notes.append(f"{heads}/{kv_heads} heads of {head_dim}, {_kept(ins)}")
         name = "rotary" if ins.opcode is Opcode.QKV_ROPE_CACHE else "window"
         notes += [f"{name} {special}"] if special else []
         if ins.opcode is Opcode.QKV_ROPE_CACHE and ins.operands[2] is not None:
@@ -125,8 +125,8 @@ def _attention_notes(ins: Instruction) -> list[str]:
             notes.append(f"scale {ins.floats[0]:.4g}")
             notes += [f"softcap {ins.floats[1]:g}"] if ins.floats[1] else []
     if ins.opcode in (Opcode.LATENT_CACHE, Opcode.LATENT_ATTENTION):
-        heads, nope, rotary, rank, group, index = ins.integers
-        notes.append(f"{heads} heads of {nope} + {rotary}, latent {rank}, cache {group}.{index}")
+        heads, nope, rotary, rank = ins.integers[:4]
+        notes.append(f"{heads} heads of {nope} + {rotary}, latent {rank}, {_kept(ins)}")
         notes += [f"scale {ins.floats[0]:.4g}"] if ins.opcode is Opcode.LATENT_ATTENTION else []
     return notes
 
@@ -135,6 +135,11 @@ def _has_blocks(ins: Instruction) -> bool:
     """Whether some of its matrix is in a block format: float formats take exact inputs."""
     weight = ins.operands[0]
     return isinstance(weight, PackedWeight) and not {"f32", "f16", "bf16"}.issuperset(weight.formats)
+
+
+def _kept(ins: Instruction) -> str:
+    """Where in the cache, and how."""
+    return f"cache {ins.integers[4]}.{ins.integers[5]} in {CacheType(ins.integers[7]).name.lower()}"
 
 
 def _operand_bytes(ins: Instruction) -> int:

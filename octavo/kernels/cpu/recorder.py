@@ -13,7 +13,7 @@ from octavo.kernels.cpu.allocate import is_aligned
 from octavo.kernels.cpu.cache import NativeCache
 from octavo.kernels.cpu.instruction import Axis, Buffer, Ids, Instruction, Places, Vector
 from octavo.kernels.cpu.library import NativeLibrary
-from octavo.kernels.cpu.structs import ActivationCode, Opcode, format_code
+from octavo.kernels.cpu.structs import ActivationCode, CacheType, Opcode, format_code
 from octavo.ops.interface import LayerCache, RopeTable
 from octavo.ops.weight import PackedWeight
 from octavo.spec.decoder import Activation as ActivationKind
@@ -118,7 +118,7 @@ class ProgramRecorder:
         width = (spec.heads + 2 * spec.own_kv_heads) * spec.head_dim
         _require(positions is Ids.POSITIONS, "rotation goes by positions")
         _require(qkv.width == width, f"q, k and v are {width} wide together, not {qkv.width}")
-        self._check_attention(spec, cache)
+        part = self._check_attention(spec, cache)
         self._check_rope(spec.rope, rope, spec.head_dim)
         for gain in (q_norm, k_norm):
             _require(gain is None or spec.qk_norm is not None, "a gain of queries or keys without their norm")
@@ -135,7 +135,7 @@ class ProgramRecorder:
                 Axis.TOKENS,
                 spec.heads * spec.head_dim,
                 qkv,
-                integers=(spec.heads, spec.own_kv_heads, spec.head_dim, rotary, cache.group, cache.index),
+                integers=(spec.heads, spec.own_kv_heads, spec.head_dim, rotary, cache.group, cache.index, 0, *part),
                 floats=(0.0 if spec.qk_norm is None else spec.qk_norm.eps,),
                 operands=(cos, sin, q_norm, k_norm),
             )
@@ -150,7 +150,7 @@ class ProgramRecorder:
     def paged_attention(self, q: Buffer, spec: AttentionSpec, cache: LayerCache) -> Buffer:
         width = spec.heads * spec.head_dim
         _require(q.width == width, f"queries are {width} wide, not {q.width}")
-        self._check_attention(spec, cache)
+        part = self._check_attention(spec, cache)
         return self._emit(
             Instruction(
                 Opcode.PAGED_ATTENTION,
@@ -165,6 +165,7 @@ class ProgramRecorder:
                     cache.group,
                     cache.index,
                     spec.chunk or 0,
+                    *part,
                 ),
                 floats=(spec.scale, spec.softcap or 0.0),
             )
@@ -196,7 +197,7 @@ class ProgramRecorder:
         _require(positions is Ids.POSITIONS, "rotation goes by positions")
         _require(q.width == spec.heads * spec.head_dim, f"queries are {spec.heads * spec.head_dim} wide, not {q.width}")
         _require(kv.width == spec.width, f"latent and key are {spec.width} wide together, not {kv.width}")
-        self._check_latent(spec, cache)
+        part = self._check_latent(spec, cache)
         self._check_rope(spec.rope, rope, spec.rope_dim)
         _check_vector(gain, spec.rank, "gain of latents")
         cos, sin = (None, None) if rope is None else (_vector(rope.cos), _vector(rope.sin))
@@ -207,7 +208,7 @@ class ProgramRecorder:
                 q.width,
                 q,
                 kv,
-                integers=(spec.heads, spec.nope, spec.rope_dim, spec.rank, cache.group, cache.index),
+                integers=(spec.heads, spec.nope, spec.rope_dim, spec.rank, cache.group, cache.index, 0, *part),
                 floats=(spec.latent_norm.eps,),
                 operands=(cos, sin, gain),
             )
@@ -217,7 +218,7 @@ class ProgramRecorder:
         width = spec.heads * spec.rank
         _require(latent.width == width, f"queries in the latent space are {width} wide, not {latent.width}")
         _require(q.width == spec.heads * spec.head_dim, f"queries are {spec.heads * spec.head_dim} wide, not {q.width}")
-        self._check_latent(spec, cache)
+        part = self._check_latent(spec, cache)
         return self._emit(
             Instruction(
                 Opcode.LATENT_ATTENTION,
@@ -225,7 +226,7 @@ class ProgramRecorder:
                 width,
                 latent,
                 q,
-                integers=(spec.heads, spec.nope, spec.rope_dim, spec.rank, cache.group, cache.index),
+                integers=(spec.heads, spec.nope, spec.rope_dim, spec.rank, cache.group, cache.index, 0, *part),
                 floats=(spec.scale,),
             )
         )
@@ -324,22 +325,29 @@ class ProgramRecorder:
             whole = data.nbytes == size and data.flags.c_contiguous and is_aligned(data)
             _require(whole, f"a segment {segment.rows} x {cols} of {segment.format} is {size} aligned bytes")
 
-    def _check_attention(self, spec: AttentionSpec, at: LayerCache) -> None:
+    def _check_attention(self, spec: AttentionSpec, at: LayerCache) -> tuple[int, int]:
         _require(spec.heads % spec.kv_heads == 0, f"{spec.heads} heads do not share {spec.kv_heads} key heads evenly")
-        self._check_place(at, spec.kv_heads, spec.head_dim, spec.head_dim)
+        return self._check_place(at, spec.kv_heads, spec.head_dim, spec.head_dim)
 
-    def _check_latent(self, spec: LatentSpec, at: LayerCache) -> None:
-        self._check_place(at, 1, spec.width, 0)
+    def _check_latent(self, spec: LatentSpec, at: LayerCache) -> tuple[int, int]:
+        kept, place = self._check_place(at, 1, spec.width, 0)
+        _require(kept <= CacheType.BF16, f"latent vectors cannot be kept as {CacheType(kept).name.lower()}")
+        return kept, place
 
-    def _check_place(self, at: LayerCache, kv_heads: int, key_width: int, value_width: int) -> None:
-        """A layer's part of a page lies inside it."""
+    def _check_place(self, at: LayerCache, kv_heads: int, key_width: int, value_width: int) -> tuple[int, int]:
+        """A layer's part of a page lies inside it; its type and its place, as instructions have them in i[8], i[9]."""
         cache = self._cache
         _require(cache is not None, "attention needs a cache")
         assert cache is not None
         _require(0 <= at.group < cache.groups, f"cache group {at.group} of {cache.groups}")
-        layer = self._library.cache_layer_bytes(cache.format, kv_heads, key_width, cache.block_size, value_width)
-        fits = layer > 0 and (at.index + 1) * layer <= cache.page_bytes
-        _require(fits, f"layer {at.index} of {layer} bytes does not fit a page of {cache.page_bytes}")
+        part = cache.part(
+            at.group,
+            at.index,
+            lambda kept: self._library.cache_layer_bytes(kept, kv_heads, key_width, cache.block_size, value_width),
+        )
+        _require(part is not None, f"layer {at.index} of group {at.group} does not fit a page of {cache.page_bytes}")
+        assert part is not None
+        return part.type, part.offset // 64
 
     def _pieces(self, at: LayerCache, sizes: Sequence[int]) -> Places:
         """Where the first pieces of a layer's state are; each lies inside a page."""

@@ -57,6 +57,18 @@ class Opcode(IntEnum):
     SCALE_BY_POSITION = 21
 
 
+class CacheType(IntEnum):
+    """How keys and values are kept: the header's OctavoCacheType."""
+
+    F32 = 0
+    F16 = 1
+    BF16 = 2
+    INT8 = 3
+    FP8_E4M3 = 4
+    FP8_E5M2 = 5
+    INT4 = 6
+
+
 class ActivationCode(IntEnum):
     """The header's OctavoActivation; the lower-case name is the spec's."""
 
@@ -211,4 +223,12 @@ def format_code(name: str) -> Format | None:
 
 
 # How keys and values may be kept, by the configuration's names.
-CACHE_FORMAT_OF_DTYPE = {"float32": Format.F32, "float16": Format.F16, "bfloat16": Format.BF16}
+CACHE_FORMAT_OF_DTYPE = {
+    "float32": CacheType.F32,
+    "float16": CacheType.F16,
+    "bfloat16": CacheType.BF16,
+    "int8": CacheType.INT8,
+    "fp8_e4m3": CacheType.FP8_E4M3,
+    "fp8_e5m2": CacheType.FP8_E5M2,
+    "int4": CacheType.INT4,
+}
