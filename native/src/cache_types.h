@@ -1,5 +1,5 @@
-// How each cache type reads its elements, and how it writes a token. octavo/ops/cache_types.py gives the meaning, and
-// both compute the same bits.
+// How each cache type reads its elements, and how it writes a token. octavo/execution/torch/cache_types.py gives the
+// meaning, and both compute the same bits.
 //
 // A read element times its scale is the number that was kept. Scales stay outside of the sums over elements, so reading
 // is a conversion alone, and prompts, which convert a block once for many rows, get the same bits as single tokens.

@@ -120,7 +120,7 @@ def model(*needs):
     return DecoderSpec(32, layers, EmbeddingSpec(10, 32), NORM, HeadSpec(True), 128)
 
 
-def layer_bytes(need):
+def layer_bytes(layer, need):
     return 16 * 2 * need.kv_heads * (need.key_width + need.value_width)
 
 
@@ -129,7 +129,7 @@ def waste(spec):
     groups = groups_for(spec, layer_bytes)
     page = page_bytes(spec, groups, layer_bytes)
     needs = layer_needs(spec)
-    keys = sum(layer_bytes(needs[layer]) for group in groups if not group.is_state for layer in group.layers)
+    keys = sum(layer_bytes(layer, needs[layer]) for group in groups if not group.is_state for layer in group.layers)
     states = sum(sum(needs[layer].pieces) for group in groups if group.is_state for layer in group.layers)
     return 1 - keys / (page * sum(not group.is_state for group in groups)), 1 - states / (page * groups[-1].pages)
 
