@@ -137,6 +137,7 @@ struct Bytes : Plain {
 
 struct CacheInt8 : Bytes {
   static constexpr bool kScaled = true;
+  static constexpr bool kRotated = true;
   static void load32(const uint8_t* p, Vec16& first, Vec16& second) {
     first = load_i8(p);
     second = load_i8(p + 16);

@@ -58,7 +58,7 @@ def test_layers_that_are_left_out_take_more_and_are_told(directory):
 
 
 def test_the_same_tokens_through_host_and_disk(directory, tmp_path):
-    small = {"num_gpu_blocks_override": 24, "max_num_seqs": 2, "kv_cache_dtype": "int8", "max_num_batched_tokens": 64}
+    small = {"num_gpu_blocks_override": 40, "max_num_seqs": 2, "kv_cache_dtype": "int8", "max_num_batched_tokens": 64}
     with opened(directory, **small) as llm:
         wanted = [answers(llm, [prompt]) for prompt in PROMPTS]
     tiers = {"kv_host": "1MiB", "kv_disk": "16MiB", "kv_disk_path": str(tmp_path / "kv")}

@@ -106,7 +106,7 @@ enum OctavoOpcode {
 };
 
 /* How keys and values are kept. int8 and fp8_e4m3 have a scale for each token and head, keys and values apart; int4 has
- * one for 32 elements of these, and keeps both rotated by a Hadamard matrix. native/src/cache_types.h computes them. */
+ * one for 32 elements of these. int8 and int4 keep both rotated by a Hadamard matrix. native/src/cache_types.h computes them. */
 enum OctavoCacheType {
   OCTAVO_CACHE_F32 = 0,
   OCTAVO_CACHE_F16 = 1,

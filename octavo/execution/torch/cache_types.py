@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 _GROUP = 32  # elements of a scale of int4
+_ROTATED = ("int8", "int4")
 _LARGEST = {"int8": 127.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0, "int4": 8.0}
 
 
@@ -34,10 +35,10 @@ def scale_groups(type: str, width: int) -> int:
 
 
 def encode(x: Tensor, type: str) -> Coded:
-    """Keep rows x [..., width], float32.
+    """Keep rows x [..., width], float32; int8 and int4 keep them rotated.
 
     int8 and fp8_e4m3: x / scale, to nearest even; scale = the largest magnitude of the row / 127 (448), rounded to
-    bf16. fp8_e5m2: no scale; finite numbers beyond 57344 become that. int4: rows are rotated, groups of 32 elements
+    bf16. fp8_e5m2: no scale; finite numbers beyond 57344 become that. int4: groups of 32 elements
     have scale = the number farthest from 0 / -8 (the positive one of two), codes are -8 .. 7. A row or group that holds
     what is not finite gets the scale NaN and reads as NaN. 8-bit floats: OCP 8-bit floating point specification 1.0.
     """
@@ -47,17 +48,19 @@ def encode(x: Tensor, type: str) -> Coded:
         return Coded(bounded.to(torch.float8_e5m2), _no_scales(x))
     if not groups:
         return Coded(x.to(code_dtype(type)), _no_scales(x))
+    if type in _ROTATED:
+        x = rotate(x)
     if type != "int4":
         most = x.abs().amax(dim=-1, keepdim=True)
         return _divided(x, most / _LARGEST[type], type)
-    parts = [_int4_group(part) for part in rotate(x).split(_GROUP, dim=-1)]
+    parts = [_int4_group(part) for part in x.split(_GROUP, dim=-1)]
     return Coded(torch.cat([part.codes for part in parts], -1), torch.cat([part.scales for part in parts], -1))
 
 
 def decode(coded: Coded, type: str) -> Tensor:
-    """What is read, float32; of int4 rotated back."""
+    """What is read, float32, rotated back."""
     kept = read(coded)
-    return rotate(kept) / _rotation_size(kept.shape[-1]) if type == "int4" else kept
+    return rotate(kept) / _rotation_size(kept.shape[-1]) if type in _ROTATED else kept
 
 
 def read(coded: Coded) -> Tensor:
