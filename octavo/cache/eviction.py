@@ -108,9 +108,6 @@ class EvictionOrder:
     def __len__(self) -> int:
         return len(self._stamps)
 
-    def __contains__(self, block: BlockId) -> bool:
-        return block in self._stamps
-
     def add(self, block: BlockId, use: BlockUse) -> None:
         """A block lost its last reader; `use.score` counts as it is now."""
         self._next += 1

@@ -62,7 +62,7 @@ class WaitingLine(Protocol):
         """Whose turn it is."""
         ...
 
-    def ahead(self, count: int) -> Iterable[SequenceState]:
+    def ahead(self, count: int) -> list[SequenceState]:
         """Those whose turn comes soon; at most `count`."""
         ...
 
@@ -108,7 +108,7 @@ class PrefixQueue(WaitingQueue):
             self._order.remove(sequence)
 
     def _compare(self) -> list[SequenceState]:
-        members = list(self.ahead(_COMPARED))
+        members = self.ahead(_COMPARED)
         aged = [one for one in members if self._now - one.arrived >= AGEING_SECONDS]
         found = {one.id: self._prefix_of(one) for one in members[len(aged) :]}
         fresh = sorted(members[len(aged) :], key=lambda one: (-found[one.id], one.rank))

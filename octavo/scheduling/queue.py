@@ -2,9 +2,10 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from itertools import islice
 
 from octavo.scheduling.sequence import Rank, SequenceState
+
+_MOST_SKIPPED = 1024  # tombstones near the front, before they are cleared away
 
 
 class WaitingQueue:
@@ -52,9 +53,18 @@ class WaitingQueue:
         """Whose turn it is."""
         return self._sequences[self._head] if self._live else None
 
-    def ahead(self, count: int) -> Iterable[SequenceState]:
+    def ahead(self, count: int) -> list[SequenceState]:
         """The first ones; at most `count`."""
-        return islice(iter(self), count)
+        found: list[SequenceState] = []
+        position, size = self._head, len(self._sequences)
+        while position < size and len(found) < count:
+            sequence = self._sequences[position]
+            if sequence is not None:
+                found.append(sequence)
+            position += 1
+        if position - self._head > count + _MOST_SKIPPED:
+            self._compact()
+        return found
 
     def remove(self, sequence: SequenceState) -> None:
         """Take a sequence out that is in the queue."""

@@ -42,7 +42,7 @@ class Staging:
             if sequence.parked:
                 self._advance(sequence, True)
         turn = True  # nobody goes before the next one
-        for position, sequence in enumerate(list(self._roster.line.ahead(_LOOK_AHEAD))):
+        for position, sequence in enumerate(self._roster.line.ahead(_LOOK_AHEAD)):
             if sequence.id in self._staged or self._look(sequence, position):
                 self._advance(sequence, turn)
             turn &= sequence.parked

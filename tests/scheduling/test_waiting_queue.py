@@ -49,6 +49,19 @@ def test_those_who_left_are_not_remembered():
     assert len(queue._sequences) < 100
 
 
+def test_those_who_left_the_middle_are_skipped_once():
+    queue, members = WaitingQueue(), [SimpleNamespace(rank=(0, tick)) for tick in range(10_000)]
+    for member in members:
+        queue.push(member)
+    for member in members[1:4000]:
+        queue.remove(member)
+    assert len(queue._sequences) == 10_000
+    assert queue.ahead(3) == [members[0], *members[4000:4002]]
+    assert len(queue._sequences) == len(queue) == 6001
+    queue.push(members[1])
+    assert list(queue) == [*members[:2], *members[4000:]]
+
+
 def test_ranks():
     urgent, usual = request("a", [1], priority=-1), request("b", [1])
     fcfs, priority, shortest = (POLICIES[name].rank_of for name in ("fcfs", "priority", "sjf"))
