@@ -1,7 +1,7 @@
 """The types that keys and values are kept in, in plain PyTorch: the meaning that native kernels reproduce bit by bit.
 
 Every token is encoded by itself: nothing that comes later changes what is kept.
-Why so: docs/decisions/0013-quantized-cache.md
+Why so: docs/decisions/0015-quantized-cache.md
 """
 
 from dataclasses import dataclass
