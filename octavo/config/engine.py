@@ -223,6 +223,12 @@ class ServingConfig:
     default_chat_template_kwargs: str | None = option(
         None, "variables of the chat template where a request sets none", metavar="JSON"
     )
+    response_store: str | None = option(
+        None,
+        "where /v1/responses keeps what it stores: a file, memory, or none (default: a file in the cache directory)",
+        metavar="PATH",
+    )
+    response_store_size: str = size("256MiB", "most that is kept of responses, for 30 days; the oldest go first")
     allowed_media_domains: tuple[str, ...] = option(
         (), "domains that prompts may name media of; *.domain takes subdomains (default: none)", metavar="DOMAIN"
     )

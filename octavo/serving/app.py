@@ -19,6 +19,8 @@ from octavo.serving.openai.chat import create_chat_completion
 from octavo.serving.openai.completions import create_completion
 from octavo.serving.openai.models import list_models, show_model
 from octavo.serving.openai.tokenize import detokenize, tokenize
+from octavo.serving.responses import routes as responses
+from octavo.serving.responses.create import create_response
 from octavo.serving.state import ServerState
 from octavo.telemetry.metrics import MetricsSink
 
@@ -27,6 +29,11 @@ ROUTES = (
     Route("/v1/completions", guarded(create_completion), methods=["POST"]),
     Route("/v1/messages", guarded(create_message), methods=["POST"]),
     Route("/v1/messages/count_tokens", guarded(count_tokens), methods=["POST"]),
+    Route("/v1/responses", guarded(create_response), methods=["POST"]),
+    Route("/v1/responses/{response_id}", guarded(responses.retrieve), methods=["GET"]),
+    Route("/v1/responses/{response_id}", guarded(responses.delete), methods=["DELETE"]),
+    Route("/v1/responses/{response_id}/cancel", guarded(responses.cancel), methods=["POST"]),
+    Route("/v1/responses/{response_id}/input_items", guarded(responses.list_input_items), methods=["GET"]),
     Route("/v1/models", guarded(list_models), methods=["GET"]),
     Route("/v1/models/{name:path}", guarded(show_model), methods=["GET"]),
     Route("/tokenize", guarded(tokenize), methods=["POST"]),

@@ -53,7 +53,10 @@ class ApiKeyMiddleware:
         try:
             await self._app(scope, receive, send)
         finally:
-            self._quotas.leave(owner, number)
+            if record.outlived is None:
+                self._quotas.leave(owner, number)
+            else:
+                record.outlived.add_done_callback(lambda _: self._quotas.leave(owner, number))
 
     def _owner(self, scope: Scope) -> Owner | None:
         bearers = [value for name, value in scope["headers"] if name == b"authorization"]

@@ -1,5 +1,6 @@
 """The OpenAPI document of the server, made of the types that bodies are read into and answers written from."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
@@ -24,11 +25,13 @@ from octavo.serving.openai.answers import (
     Tokenized,
 )
 from octavo.serving.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from octavo.serving.responses.schema import Deleted, InputItems, ResponseEvent, ResponseObject, ResponsesRequest
 from octavo.serving.state import state_of
 
 _JSON = "application/json"
 _GENERATION = (400, 404, 408, 413, 415, 429, 431, 500, 503, 504)
 _TEXT_WORK = (400, 404, 408, 413, 415, 431, 500, 503)
+_KEPT = (400, 404, 408, 431, 500, 503)
 _PROBE = (408, 431, 503)
 _CONTROL = (400, 408, 431, 500, 503)
 
@@ -169,6 +172,28 @@ OPERATIONS: tuple[Operation, ...] = (
         done=False,
     ),
     Operation(*("post", "/v1/messages/count_tokens", "Tokens of messages", TokenCount, CountTokensRequest, _TEXT_WORK)),
+    Operation(
+        *("post", "/v1/responses", "Answer items", ResponseObject, ResponsesRequest, _GENERATION),
+        streams=ResponseEvent,
+        done=False,
+    ),
+    Operation(
+        *("get", "/v1/responses/{response_id}", "A response that was stored, or its events", ResponseObject, None),
+        errors=_KEPT,
+        streams=ResponseEvent,
+        query=(("stream", {"type": "boolean"}), ("starting_after", {"type": "integer", "minimum": 0})),
+        done=False,
+    ),
+    Operation("delete", "/v1/responses/{response_id}", "Forget a response", Deleted, errors=_KEPT),
+    Operation("post", "/v1/responses/{response_id}/cancel", "End a response", ResponseObject, errors=_KEPT),
+    Operation(
+        *("get", "/v1/responses/{response_id}/input_items", "What a response was made of", InputItems, None, _KEPT),
+        query=(
+            ("limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}),
+            ("order", {"type": "string", "enum": ["asc", "desc"], "default": "desc"}),
+            ("after", {"type": "string"}),
+        ),
+    ),
     Operation("get", "/v1/models", "The models served", ModelList),
     Operation("get", "/v1/models/{name}", "One of them", ModelCard, errors=(404, *_PROBE)),
     Operation("post", "/tokenize", "Text or a conversation to token ids", Tokenized, TokenizeRequest, _TEXT_WORK),
@@ -278,8 +303,8 @@ def _answer(description: str, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _path_parameters(operation: Operation) -> Iterator[dict[str, Any]]:
-    if "{name}" in operation.path:
-        yield {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    for name in re.findall(r"{(\w+)}", operation.path):
+        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
 def _query_parameters(operation: Operation) -> Iterator[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """What is known of one HTTP request, from its first byte to its end: filled by the layers, read by the access log."""
 
+import asyncio
 import re
 import time
 import uuid
@@ -46,6 +47,7 @@ class RequestRecord:
     status: int = 0
     outcome: int = 0  # of a stream that ended early, after its status had been sent; 0: none
     first_byte: float = 0.0
+    outlived: "asyncio.Future[None] | None" = None  # work that goes on when the answer has been sent
     bytes_received: int = 0
     bytes_sent: int = 0
 

@@ -24,6 +24,7 @@ from octavo.serving.app import build_app
 from octavo.serving.edge import Edge
 from octavo.serving.openai.server_defaults import template_variables
 from octavo.serving.protocol import BoundedProtocol, ConnectionLimits
+from octavo.serving.responses.kept import Responses
 from octavo.serving.server import BACKLOG, Stop
 from octavo.serving.state import ServerState
 from octavo.telemetry.log import ThroughputLog
@@ -66,10 +67,21 @@ async def assemble(
         exporter=PrometheusExporter(store) if config.telemetry.enable_metrics else None,
         dev_mode=read_environment().dev_mode,
         policy=config.scheduling.scheduling_policy,
+        responses=_responses(config.serving),
         settings=shown(config),
         template_variables=template_variables(config.serving),
     )
     return state, store
+
+
+def _responses(config: ServingConfig) -> Responses:
+    where, size = config.response_store, parse_size(config.response_store_size)
+    if where is None:
+        # Opened when it is first needed: most servers are never asked for responses.
+        return Responses(str(read_environment().cache_dir / "responses.sqlite3"), size, or_memory=True)
+    kept = Responses(where, size)
+    kept.open()
+    return kept
 
 
 def shown(config: EngineConfig) -> dict[str, Any]:
@@ -112,6 +124,7 @@ async def serve(
     finally:
         for task in tasks:
             task.cancel()
+        await state.responses.close()
         edge.close()
 
 

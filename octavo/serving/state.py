@@ -14,6 +14,7 @@ from octavo.errors import EngineDeadError, InvalidRequestError, OverloadedError,
 from octavo.inputs.processor import InputProcessor
 from octavo.outputs.answer.choose import AnswerFormats
 from octavo.serving.admission import Admission
+from octavo.serving.responses.kept import Responses
 from octavo.telemetry.prometheus import PrometheusExporter
 from octavo.text.tokenizer import Tokenizer
 
@@ -45,6 +46,7 @@ class ServerState:
     formats: AnswerFormats = field(default_factory=AnswerFormats)
     exporter: PrometheusExporter | None = None
     admission: Admission = field(default_factory=Admission)
+    responses: Responses = field(default_factory=Responses)
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     dev_mode: bool = False
     policy: str = "fcfs"
