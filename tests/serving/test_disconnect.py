@@ -18,6 +18,8 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 BODIES = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": {"prompt": ["Hi", "there"]},
+    "/v1/messages": CHAT | {"model": "tiny", "max_tokens": 400},
+    "/v1/responses": {"input": "Hi"},
 }
 
 
