@@ -39,6 +39,7 @@ class TierWork:
         self._tier = tier
         self._envelope = envelope
         self._generation = tier.generation
+        self._wanted = tier.generation  # what is ordered now is of; `_generation` comes after it
         self._done = done
         self._blob = aligned_bytes(envelope.blob_bytes)
         self._change = threading.Condition()
@@ -53,18 +54,19 @@ class TierWork:
 
     def load(self, key: bytes, page: Page, ticket: int) -> None:
         """Read a blob into a page, before anything that is not a load."""
-        self._give(self._loads, lambda: self._transfer(key, page, ticket, loads=True))
+        self._order(self._loads, key, page, ticket)
 
     def store(self, key: bytes, page: Page, ticket: int) -> None:
         """Write a page."""
-        self._give(self._others, lambda: self._transfer(key, page, ticket, loads=False))
+        self._order(self._others, key, page, ticket)
 
     def delete(self, key: bytes) -> None:
         """Forget a blob, after what was ordered before."""
         self._give(self._others, lambda: self._attempt("forget a block", lambda: self._tier.delete(key), DEBUG))
 
     def clear(self, generation: int) -> None:
-        """Forget everything, after what was ordered before."""
+        """Forget everything. Transfers that were ordered before and have not begun move nothing: they hold pages."""
+        self._wanted = generation
 
         def clear() -> None:
             self._generation = generation
@@ -109,9 +111,15 @@ class TierWork:
             queue.append(job)
             self._change.notify_all()
 
-    def _transfer(self, key: bytes, page: Page, ticket: int, loads: bool) -> None:
+    def _order(self, queue: deque[Callable[[], None]], key: bytes, page: Page, ticket: int) -> None:
+        generation, loads = self._wanted, queue is self._loads
+        self._give(queue, lambda: self._transfer(key, page, ticket, loads, generation))
+
+    def _transfer(self, key: bytes, page: Page, ticket: int, loads: bool, generation: int) -> None:
         began, cause = time.perf_counter(), ""
         try:
+            if generation != self._wanted:
+                raise TierError("stale", "it was forgotten meanwhile")
             if loads:
                 self._load(key, page)
             else:
