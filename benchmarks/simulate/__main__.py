@@ -17,6 +17,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.simulate import bookkeeping, endurance, forgetting, memory, soak, tenants, waiting
@@ -39,7 +40,10 @@ LONG = ("endurance", "soak")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run experiments; print tables, write a report."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.out is not None and find_spec("matplotlib") is None:  # known now, not after five minutes
+        parser.error('--out draws with matplotlib, which is not installed: pip install -e ".[benchmarks]"')
     costs = read_costs(options.costs)
     setup = Setup(options.requests, options.seed, costs, options.rows, options.tokens, options.blocks)
     names = options.experiments or [name for name in EXPERIMENTS if name not in LONG]

@@ -227,7 +227,8 @@ def describe(plan: Plan) -> Iterator[str]:
     else:
         most = min(fit.sequences, setup.max_num_seqs)
         yield (
-            f"fits: {fit.sequences} sequences of {setup.max_model_len} tokens at a time"
+            f"fits: {fit.sequences} sequence{'s' if fit.sequences > 1 else ''} "
+            f"of {setup.max_model_len} tokens at a time"
             + (f"; --max-num-seqs lets {most} run" if most < fit.sequences else "")
             + f"; {format_size(plan.available_bytes)} are free"
         )

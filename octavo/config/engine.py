@@ -136,7 +136,9 @@ class SchedulingConfig:
         None, "prompt tokens that may wait; more are answered 429", within=(1, 1 << 48)
     )
     request_timeout: float | None = option(
-        None, "seconds a request may take in all; later ones end with 504", within=(0.001, _LONGEST)
+        None,
+        "seconds a request may take in all; then it ends with what it has ('timeout'), or 504",
+        within=(0.001, _LONGEST),
     )
     ttft_deadline: float | None = option(
         None, "seconds until a request's first token; later ones are answered 504", within=(0.001, _LONGEST)

@@ -260,7 +260,7 @@ def alternatives(
     """The best changes that fit, at most three: what loses nothing first, then single changes, then two together.
 
     Args:
-        files: names and footprints of the same model in smaller formats.
+        files: footprints of the same model in smaller formats, and the flags that choose these.
     """
     found: list[Alternative] = []
     for change in (_larger_cache, _shorter, _smaller_type, _smaller_step):
@@ -268,6 +268,8 @@ def alternatives(
     found += _smaller_files(files, request)
     if len(found) < _SHOWN:
         found += _two_changes(footprint, request)
+    if len(found) < _SHOWN:
+        found += _shorter_of_files(files, request)
     return found[:_SHOWN]
 
 
@@ -359,10 +361,21 @@ def _smaller_step(footprint: Footprint, request: Request) -> Iterator[Alternativ
 
 def _smaller_files(files: Sequence[tuple[str, Footprint]], request: Request) -> Iterator[Alternative]:
     """The largest of the files with which it fits: the least is lost."""
-    for name, footprint in sorted(files, key=lambda file: -file[1].weight_bytes):
+    for flags, footprint in sorted(files, key=lambda file: -file[1].weight_bytes):
         if _fits(footprint, request):
-            yield Alternative(f"--model {name}", f"its weights take {format_size(footprint.weight_bytes)}")
+            yield Alternative(flags, f"weights take {format_size(footprint.weight_bytes)}")
             return
+
+
+def _shorter_of_files(files: Sequence[tuple[str, Footprint]], request: Request) -> Iterator[Alternative]:
+    """Smaller weights and the context that they leave room for: the largest weights first."""
+    for flags, footprint in sorted(files, key=lambda file: -file[1].weight_bytes):
+        length = 0 if _fits(footprint, request) else _longest(footprint, request)
+        if length:
+            yield Alternative(
+                f"{flags} --max-model-len {length}",
+                f"weights take {format_size(footprint.weight_bytes)}; instead of {request.setup.max_model_len} tokens",
+            )
 
 
 def _two_changes(footprint: Footprint, request: Request) -> Iterator[Alternative]:

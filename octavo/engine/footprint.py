@@ -4,8 +4,8 @@ Weights follow from the load plan and the packed layouts; activations from recor
 a shape and no data; the cache from its groups.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import cast
 
@@ -17,8 +17,8 @@ from octavo.cache.layout import LayerBytes, groups_for, kept_types, layer_caches
 from octavo.config.cache_types import CacheTypes
 from octavo.config.engine import EngineConfig
 from octavo.config.environment import read_environment
-from octavo.config.quantization import FORMAT_OF_DTYPE
-from octavo.config.resolve import ResolvedModel, sizing_request
+from octavo.config.quantization import FORMAT_OF_DTYPE, FORMAT_OF_SCHEME, choose_quantization
+from octavo.config.resolve import Choice, ResolvedModel, sizing_request
 from octavo.config.sizing import Fit, Footprint, Setup, alternatives, measure, refusal
 from octavo.engine.backends import cache_layer_bytes
 from octavo.errors import ConfigError, OctavoError
@@ -228,6 +228,24 @@ def require_fit(config: EngineConfig, source: ModelSource, model: ResolvedModel,
 
 
 def smaller_files(source: ModelSource, config: EngineConfig, model: ResolvedModel) -> list[tuple[str, Footprint]]:
+    """Flags that make the weights smaller, and to what: rounding, and .gguf files of the same model beside this one."""
+    return [*_rounded(source, config, model), *_other_files(source, config, model)]
+
+
+def _rounded(source: ModelSource, config: EngineConfig, model: ResolvedModel) -> Iterator[tuple[str, Footprint]]:
+    """The model as each scheme rounds it that takes less than what was asked for."""
+    now = HeaderFootprint(source, model, config.model.dtype).weight_bytes
+    for scheme in FORMAT_OF_SCHEME:
+        try:
+            rounded = replace(model, quantization=Choice(*choose_quantization(scheme, source.dtype)))
+            footprint = HeaderFootprint(source, rounded, config.model.dtype)
+            if footprint.weight_bytes < now:
+                yield f"--quantization {scheme}", footprint
+        except OctavoError:
+            continue  # the file is quantized already
+
+
+def _other_files(source: ModelSource, config: EngineConfig, model: ResolvedModel) -> list[tuple[str, Footprint]]:
     """Other .gguf files in the model's directory that hold the same model in fewer bytes."""
     folder = source.path if source.path.is_dir() else source.path.parent
     found: list[tuple[str, Footprint]] = []
@@ -236,8 +254,9 @@ def smaller_files(source: ModelSource, config: EngineConfig, model: ResolvedMode
             if path == source.path or path.stat().st_size >= source.file_bytes:
                 continue
             other = open_model(path)
+            rounded = replace(model, quantization=Choice(*choose_quantization(config.model.quantization, other.dtype)))
             if _shape(other.spec) == _shape(source.spec):
-                found.append((str(path), HeaderFootprint(other, model, config.model.dtype)))
+                found.append((f"--model {path}", HeaderFootprint(other, rounded, config.model.dtype)))
         except (OctavoError, OSError):
             continue  # not one to recommend
     return found

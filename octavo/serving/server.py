@@ -217,7 +217,8 @@ def greeting(config: EngineConfig, state: "ServerState", address: str, seconds: 
     if told := state.formats.told():
         yield f"answers  {told}"
     cache = info.num_blocks * info.block_size
-    yield f"context  {info.max_model_len} tokens; {info.max_num_seqs} sequences at once, {cache} tokens in the cache"
+    many = f"{info.max_num_seqs} sequence{'s' if info.max_num_seqs > 1 else ''}"
+    yield f"context  {info.max_model_len} tokens; {many} at once, {cache} tokens in the cache"
     yield f"ready    in {seconds:.1f} s (engine {info.start_seconds:.1f} s)"
     yield f"address  {address}" + (" (API key needed)" if config.serving.api_key or config.serving.api_key_file else "")
     yield "Application startup complete."

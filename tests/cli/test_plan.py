@@ -227,6 +227,19 @@ def test_a_smaller_file_beside_the_model_is_offered(tmp_path: Path, monkeypatch:
         build.build_engine(EngineConfig.from_options(model=str(directory), max_num_seqs=1, max_num_batched_tokens=1))
 
 
+def test_rounding_is_offered_when_weights_do_not_fit(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "model", tiny_tensors())
+    large = HeaderFootprint(build.open_model(directory), _resolved(directory))
+    config = EngineConfig.from_options(model=str(directory), max_num_seqs=1, max_num_batched_tokens=1)
+    memory = large.weight_bytes + large.buffer_bytes(_setup(directory)) - 1000
+    flags = [alternative.flags for alternative in make_plan(config, 1, memory).alternatives]
+    assert "--quantization int8" in flags
+    rounded = EngineConfig.from_options(
+        model=str(directory), quantization="int8", max_num_seqs=1, max_num_batched_tokens=1
+    )
+    assert not make_plan(rounded, 1, memory).fit.problem
+
+
 def _resolved(directory: Path) -> Any:
     config = EngineConfig.from_options(model=str(directory), max_num_seqs=1, max_num_batched_tokens=1)
     return build.resolve_for(config, build.open_model(directory), read_machine())

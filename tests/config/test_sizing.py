@@ -247,9 +247,18 @@ def test_a_smaller_step_is_offered_where_windows_grow_with_it() -> None:
 def test_a_smaller_file_is_offered_when_weights_do_not_fit() -> None:
     asked = request(3 * GIB, replace(SETUP, max_model_len=1024))
     large = FakeFootprint(weight_bytes=4 * GIB)
-    files = [(f"model-{size}.gguf", FakeFootprint(weight_bytes=size * MIB)) for size in (500, 1000, 3500)]
+    files = [(f"--model model-{size}.gguf", FakeFootprint(weight_bytes=size * MIB)) for size in (500, 1000, 3500)]
     (only,) = alternatives(large, asked, files)
     assert only.flags == "--model model-1000.gguf"
+
+
+def test_smaller_weights_are_offered_with_a_shorter_context_when_neither_alone_does() -> None:
+    asked = request(3 * GIB, replace(SETUP, max_model_len=8192), kv_cache_size=f"{300 * MIB}")
+    large = FakeFootprint(weight_bytes=4 * GIB)
+    (only,) = alternatives(large, asked, [("--quantization int8", FakeFootprint(weight_bytes=2 * GIB))])
+    *flags, length = only.flags.split()
+    assert flags == ["--quantization", "int8", "--max-model-len"]
+    assert 0 < int(length) < 8192
 
 
 def test_where_nothing_fits_that_is_said() -> None:
