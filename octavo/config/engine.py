@@ -161,7 +161,7 @@ class ExecutionConfig:
     linear_compute: Literal["auto", "exact", "int8"] = option(
         "auto",
         "inputs of products with 8-bit and smaller weights: float32, or rounded to 8 bits, which is two to three times "
-        "as fast in batches and prompts",
+        "as fast in batches and prompts (auto: with --quantization)",
     )
     threads: int | None = option(None, "compute threads (default: the CPUs this process may use)", within=(1, 1024))
     tensor_parallel_size: int = option(

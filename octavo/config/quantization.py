@@ -41,11 +41,12 @@ def choose_quantization(asked: str | None, stored: str) -> tuple[str, str]:
     return (asked, _ASKED)
 
 
-def choose_linear_compute(asked: str, weights: str, backend: str) -> tuple[str, str]:
+def choose_linear_compute(asked: str, weights: str, scheme: str, backend: str) -> tuple[str, str]:
     """Choose "exact" or "int8": what products with weights of block formats do with their inputs; and why.
 
     Args:
         weights: the format that most weights have in memory.
+        scheme: what they were rounded by while they loaded, or "none".
 
     Raises:
         UnsupportedError: the backend cannot.
@@ -58,4 +59,6 @@ def choose_linear_compute(asked: str, weights: str, backend: str) -> tuple[str, 
         return (asked, _ASKED)
     if weights in FORMAT_OF_DTYPE.values():
         return ("exact", f"weights are {weights}")
-    return ("int8", f"rounding inputs to 8 bits costs little beside the rounding of weights to {weights}")
+    if scheme in FORMAT_OF_SCHEME:
+        return ("int8", f"weights are rounded to {weights} for speed, and rounding inputs costs little beside that")
+    return ("exact", f"a file in {weights} answers as it was made to; int8 is faster in prompts and batches")

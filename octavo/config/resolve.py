@@ -132,7 +132,9 @@ def resolve_model(
         threads=threads,
         weights=weights,
         quantization=quantization,
-        linear_compute=Choice(*choose_linear_compute(config.execution.linear_compute, weights.value, backend.value)),
+        linear_compute=Choice(
+            *choose_linear_compute(config.execution.linear_compute, weights.value, quantization.value, backend.value)
+        ),
         kv_cache_dtype=_kv_cache_dtype(config, weights.value),
         kv_cache_dtype_skip_layers=_skipped_layers(config),
         block_size=_asked_or_default(config.cache.block_size, 16, "the default"),

@@ -152,11 +152,11 @@ def test_what_is_asked_for_wins_over_the_profile() -> None:
     ("options", "format", "expected"),
     [
         ({}, "bf16", ("none", "bf16", "exact")),
-        ({}, "q4_k", ("none", "q4_k", "int8")),
-        ({"linear_compute": "exact"}, "q4_k", ("none", "q4_k", "exact")),
+        ({}, "q4_k", ("none", "q4_k", "exact")),
+        ({"linear_compute": "int8"}, "q4_k", ("none", "q4_k", "int8")),
         ({"quantization": "int8"}, "bf16", ("int8", "q8_0", "int8")),
         ({"quantization": "int4", "linear_compute": "exact"}, "f16", ("int4", "q4_1", "exact")),
-        ({"quantization": "gguf"}, "q8_0", ("none", "q8_0", "int8")),
+        ({"quantization": "gguf"}, "q8_0", ("none", "q8_0", "exact")),
         ({"quantization": "auto"}, "f32", ("none", "f32", "exact")),
     ],
 )
