@@ -6,11 +6,13 @@ The oracle's side comes from the golden files, Octavo's is measured now, on the 
 import re
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from octavo.kernels.cpu.library import load_library
+from octavo.ops.conformance import QUANTIZED
 from octavo.quantization.format import FORMATS as STORAGE
 from tests.families.real import gemma3_path, smollm2_path
 from tests.golden.cases import PROMPTS, STEPS, page_ids, read_bf16_errors, read_golden
@@ -108,6 +110,54 @@ def int8_table(directory):
     return rows
 
 
+# Layers that are left out, beside none.
+_LEFT_OUT = {
+    "smollm2": (("int4", ("first", "last")),),
+    "gemma3": (("int8", ("sliding_window",)), ("int4", ("full_attention",))),
+}
+
+
+def cache_table(directory):
+    """What keeping keys and values in fewer bits costs, against float32, and how many more tokens fit."""
+    head = "model, cache, left out, perplexity, over float32, RMS of log-probabilities, greedy tokens equal"
+    rows = [(*head.split(", "), "tokens a GiB", "of float16's")]
+    for name in PROMPTS:
+        path = smollm2_path() if name == "smollm2" else gemma3_path(directory)
+        prompts = [entry.prompt for entry in read_golden(name, "quantized").values()]
+        kept = [(dtype, ()) for dtype in ("float32", "float16", *QUANTIZED)] + list(_LEFT_OUT[name])
+        found = [_kept_in(path, prompts, dtype, skipped) for dtype, skipped in kept]
+        exact, half = found[0], found[1].token_bytes
+        for (dtype, skipped), each in zip(kept, found, strict=True):
+            over = 100 * (each.perplexity / exact.perplexity - 1)
+            rms = np.sqrt(np.square(each.logprobs - exact.logprobs).mean())
+            equal = [
+                next((i for i in range(STEPS) if ours[i] != theirs[i]), STEPS)
+                for ours, theirs in zip(each.tokens, exact.tokens, strict=True)
+            ]
+            room = (f"{(1 << 30) // each.token_bytes:,}", f"{half / each.token_bytes:.2f}")
+            cost = (f"{each.perplexity:.3f}", f"{over:+.2f} %", f"{rms:.2g}", ", ".join(map(str, equal)))
+            rows.append((_NAMES[name], dtype, ", ".join(skipped), *cost, *room))
+    return rows
+
+
+@dataclass
+class _Kept:
+    perplexity: float
+    logprobs: np.ndarray  # of the page's tokens
+    tokens: list  # greedy ones after each prompt
+    token_bytes: int
+
+
+def _kept_in(path, prompts, dtype, skipped):
+    options = {"kv_cache_dtype": dtype, "kv_cache_dtype_skip_layers": skipped, "num_gpu_blocks_override": 4096}
+    with open_llm(path, skip_tokenizer_init=True, **options) as llm:
+        ids = page_ids(path)
+        (steps,) = judge_texts(llm, [ids])
+        logprobs = np.array([step[token] for step, token in zip(steps, ids[1:], strict=True)])
+        tokens = [tokens for tokens, _ in continue_prompts(llm, prompts)]
+        return _Kept(float(np.exp(-logprobs.mean())), logprobs, tokens, llm.llm_engine.engine.memory.token_bytes)
+
+
 def _compared(found, wanted, exact):
     return (
         f"{wanted:.3f}",
@@ -130,7 +180,13 @@ def replaced(text, name, table):
     return pattern.sub(lambda marks: marks.group(1) + table + "\n" + marks.group(2), text)
 
 
-TABLES = {"answers": answers_table, "files": files_table, "formats": perplexity_table, "int8": int8_table}
+TABLES = {
+    "cache": cache_table,
+    "answers": answers_table,
+    "files": files_table,
+    "formats": perplexity_table,
+    "int8": int8_table,
+}
 
 if __name__ == "__main__":
     page = replaced(PAGE.read_text(), "machine", f"Measured with the native library for {load_library().isa}.")
