@@ -115,7 +115,7 @@ public:
     const int64_t head = kv_head_ * attention_.group + row % attention_.group;
     const int64_t width = attention_.head_dim;
     float* out = attention_.out + (token * attention_.heads + head) * width;
-    if (rotated) rotate_by_hadamard(total.values, width);
+    if (rotated) rotate_quickly(total.values, width);
     const float turn = rotated ? static_cast<float>(rotation_size(width)) : 1.0f;
     const Vec16 factor = set1(1.0f / (total.weight() * turn));
     int64_t at = 0;

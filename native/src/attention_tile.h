@@ -53,7 +53,6 @@ inline void add_products(const RowSet& set, const KeyBlock<Format>& block, int64
   for (int c = 0; c < Vectors; ++c) keys[c] = block.keys[chunk + c];
   const auto fetch = [&](int64_t d) {
     if constexpr (Format::kCold) {
-      if (d % Format::kFetchEvery != 0) return;
 #pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) __builtin_prefetch(block.ahead[chunk + c] + d * block.ahead_step);
     }
@@ -66,25 +65,29 @@ inline void add_products(const RowSet& set, const KeyBlock<Format>& block, int64
       for (int c = 0; c < Vectors; ++c) totals[r][c] = fma(q, key[c], totals[r][c]);
     }
   };
-  if constexpr (Format::kPairs) {
-    for (int64_t d = begin; d < end; d += 2) {
+  const auto one = [&](int64_t d) { // or a pair
+    if constexpr (Format::kPairs) {
       Vec16 even[Vectors];
       Vec16 odd[Vectors];
 #pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) Format::load32(keys[c] + d * block.key_stride, even[c], odd[c]);
-      fetch(d);
       add(d, even);
       if (d + 1 < end) add(d + 1, odd);
-    }
-  } else {
-    for (int64_t d = begin; d < end; ++d) {
+    } else {
       Vec16 key[Vectors];
 #pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) key[c] = Format::load16(keys[c] + d * block.key_stride);
-      fetch(d);
       add(d, key);
     }
+  };
+  constexpr int kStep = Format::kPairs ? 2 : 1;
+  int64_t d = begin;
+  for (; d + Format::kFetchEvery <= end; d += Format::kFetchEvery) {
+    fetch(d);
+#pragma GCC unroll 4
+    for (int i = 0; i < Format::kFetchEvery; i += kStep) one(d + i);
   }
+  for (; d < end; d += kStep) one(d);
 }
 
 template <int Rows, int Vectors> inline void clear_tile(Vec16 (&tile)[Rows][Vectors]) {
@@ -144,7 +147,7 @@ void value_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
     const typename Format::Type* ahead = Format::at(block.ahead[chunk] + (key - 16 * chunk) * block.value_stride, at);
     for (; key < end; ++key, values += block.value_stride) {
       if constexpr (Format::kCold) {
-        for (int c = 0; c < Vectors; c += 2) __builtin_prefetch(Format::at(ahead, 16 * c));
+        for (int c = 0; c < Vectors; c += Format::kFetchVectors) __builtin_prefetch(Format::at(ahead, 16 * c));
         ahead += block.value_stride;
       }
       Vec16 value[Vectors];

@@ -63,13 +63,22 @@ private:
       }
     }
     if constexpr (Format::kRotated) {
-      // H q . H k = size q . k, and size is a power of two.
-      const float part = 1.0f / static_cast<float>(rotation_size(attention_.head_dim));
-      for (int64_t row = 0; row < rows_; ++row) {
-        float* query = queries_ + row * attention_.head_dim;
-        rotate_by_hadamard(query, attention_.head_dim);
-        for (int64_t d = 0; d < attention_.head_dim; ++d) query[d] *= part;
-      }
+      for (int64_t row = 0; row < rows_; row += 16) rotate_queries(row, smaller(16, rows_ - row));
+    }
+  }
+
+  // H q . H k = size q . k, and size is a power of two. Rows are turned as lanes, with the converted block's room.
+  void rotate_queries(int64_t first, int64_t count) {
+    const int64_t width = attention_.head_dim;
+    const float part = 1.0f / static_cast<float>(rotation_size(width));
+    float* queries = queries_ + first * width;
+    for (int64_t d = 0; d < width; ++d) {
+      for (int64_t row = 0; row < count; ++row) converted_[16 * d + row] = queries[row * width + d] * part;
+      for (int64_t row = count; row < 16; ++row) converted_[16 * d + row] = 0.0f;
+    }
+    rotate_lanes(converted_, width);
+    for (int64_t d = 0; d < width; ++d) {
+      for (int64_t row = 0; row < count; ++row) queries[row * width + d] = converted_[16 * d + row];
     }
   }
 

@@ -22,6 +22,7 @@ struct Plain {
   static constexpr bool kRotated = false;  // keys and values are rotated
   static constexpr bool kCold = true;      // is to be fetched from memory
   static constexpr int kFetchEvery = 1;    // dimensions of keys that one fetch covers
+  static constexpr int kFetchVectors = 2;  // vectors of a value that one fetch covers
   static constexpr float kUnit = 1.0f;     // scales are kept divided by it
 };
 
@@ -53,6 +54,7 @@ struct CacheF16 : Plain {
 
 struct CacheBf16 : Plain {
   static constexpr bool kPairs = true;
+  static constexpr int kFetchEvery = 2;
   using Type = uint16_t;
   static void load32(const uint16_t* p, Vec16& even, Vec16& odd) { load_bf16_pairs(p, even, odd); }
   static Vec16 load16(const uint16_t* p) { return load_bf16(p); }
@@ -131,6 +133,7 @@ inline uint8_t to_e5m2(float x) {
 // Types of one byte an element.
 struct Bytes : Plain {
   static constexpr int kFetchEvery = 4;
+  static constexpr int kFetchVectors = 4;
   using Type = uint8_t;
   static const uint8_t* at(const uint8_t* row, int64_t d) { return row + d; }
 };
@@ -191,6 +194,7 @@ struct CacheInt4 : Plain {
   static constexpr bool kGrouped = true;
   static constexpr bool kRotated = true;
   static constexpr int kFetchEvery = 8;
+  static constexpr int kFetchVectors = 8;
   using Type = uint8_t;
   static void load32(const uint8_t* p, Vec16& low, Vec16& high) { load_nibbles(p, low, high); }
   static Vec16 load16(const uint8_t* p) { return load_few_nibbles(p); }
@@ -228,6 +232,49 @@ inline void rotate_by_hadamard(float* x, int64_t width) {
         const float right = x[i + half];
         x[i] = left + right;
         x[i + half] = left - right;
+      }
+    }
+  }
+}
+
+// The same for numbers that are not kept: butterflies in another order, so the last bits may differ. Each stage takes
+// halves and interleaves sums and differences (Pease 1968, doi:10.1145/321450.321457).
+inline void rotate_quickly(float* x, int64_t width) {
+  constexpr int64_t kMost = 512;
+  const int64_t size = rotation_size(width);
+  if (size < 32 || size > kMost) return rotate_by_hadamard(x, width);
+  float other[kMost];
+  for (int64_t run = 0; run < width; run += size) {
+    float* from = x + run;
+    float* to = other;
+    for (int64_t stage = 1; stage < size; stage *= 2) {
+      for (int64_t i = 0; i < size / 2; i += 16) {
+        const Vec16 left = load(from + i);
+        const Vec16 right = load(from + i + size / 2);
+        Vec16 low;
+        Vec16 high;
+        zip(left + right, left - right, low, high);
+        store(to + 2 * i, low);
+        store(to + 2 * i + 16, high);
+      }
+      float* done = to;
+      to = from;
+      from = done;
+    }
+    if (from == other) memcpy(x + run, other, static_cast<size_t>(size) * sizeof(float));
+  }
+}
+
+// As rotate_by_hadamard, for 16 rows at once, as lanes: x is [width][16].
+inline void rotate_lanes(float* x, int64_t width) {
+  const int64_t size = rotation_size(width);
+  for (int64_t half = 1; half < size; half *= 2) {
+    for (int64_t run = 0; run < width; run += 2 * half) {
+      for (int64_t i = run; i < run + half; ++i) {
+        const Vec16 left = load(x + 16 * i);
+        const Vec16 right = load(x + 16 * (i + half));
+        store(x + 16 * i, left + right);
+        store(x + 16 * (i + half), left - right);
       }
     }
   }
