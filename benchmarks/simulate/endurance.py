@@ -12,7 +12,7 @@ from benchmarks.simulate.waiting import mixed
 from benchmarks.simulate.workload import Source, bursts, sessions
 
 _LOOKS = 40
-_LOAD = 0.95
+_LOAD = 0.9
 _WORDS = """
 {requests:,} requests of the mixed load at {load:.0%} of capacity under `fair`, {tenants} tenants, {rows} sequences,
 as one run. Resident memory is the whole process's: scheduler, cache, the texts under way; the simulator's own records
@@ -24,7 +24,7 @@ def study(setup: Setup) -> Finding:
     """One run of `setup.requests` requests."""
     machine, world = setup.machine("fair"), setup.world()
     source = Source(sessions(bursts(world.rng, _LOAD * session_rate(setup, mixed)), world.mixed), setup.requests)
-    looks: list[tuple[int, float, float, int]] = []  # requests, resident MB, us a row, blocks in use
+    looks: list[tuple[int, float, float, int]] = []  # requests, resident MB, us a row, requests under way
     last_host, last_rows = 0.0, 0
 
     def look() -> bool:
@@ -44,8 +44,8 @@ def study(setup: Setup) -> Finding:
     took = time.perf_counter() - began
     pool = machine.cache.stats()
     fifth = max(1, len(looks) // 5)
-    memory, costs = ([look[column] for look in looks] for column in (1, 2))
-    grown = [sum(part[-fifth:]) / sum(part[fifth : 2 * fifth]) - 1 for part in (memory, costs)]
+    memory, costs, jobs = ([look[column] for look in looks] for column in (1, 2, 3))
+    grown = [sum(part[-fifth:]) / sum(part[fifth : 2 * fifth]) - 1 for part in (memory, costs, jobs)]
     rows = [
         ["requests ended", f"{len(tally.first):,}"],
         ["rows (a token of an answer, or a chunk of a prompt)", f"{tally.rows:,}"],
@@ -57,6 +57,7 @@ def study(setup: Setup) -> Finding:
         ],
         ["resident memory, grown", f"{grown[0]:+.1%}"],
         ["plan and commit, grown", f"{grown[1]:+.1%}"],
+        ["requests under way, waiting ones included, grown", f"{grown[2]:+.1%} (to {jobs[-1]:,})"],
         ["preemptions", f"{machine.scheduler.stats().counters.preemptions:,}"],
         ["slots of running sequences that hold no token", f"{tally.unfilled / tally.allocated:.2%}"],
         ["blocks in use at the end", f"{pool.used} of {pool.num_blocks:,}"],

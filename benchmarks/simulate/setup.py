@@ -53,12 +53,13 @@ class Setup:
 
 
 @lru_cache
-def session_rate(setup: Setup, make: Callable[[World], Callable[[], Session]], requests: int = 2000) -> float:
-    """Sessions a second that a server can serve.
+def session_rate(setup: Setup, make: Callable[[World], Callable[[], Session]]) -> float:
+    """Sessions a second that a server can serve, as `32 * setup.rows` requests show it.
 
     It is seen with three times as many users as there are rows, who begin a new session when one is over, once
     the first third has passed. A session is as long as a thousand are on average.
     """
+    requests = 32 * setup.rows  # with less the sessions are still young, and their prompts short
     world = setup.world()
     build = make(world)
     turns = sum(sum(1 for _ in build()) for _ in range(1000)) / 1000
