@@ -73,7 +73,8 @@ def test_bench_measures(environment: dict[str, str]) -> None:
 
 
 def test_an_interrupt_ends_quietly(environment: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "octavo", "generate", *SMALL, "--max-tokens", "400", "--temperature", "0", "-p", "Once upon a time"]
+    options = [*SMALL, "--max-tokens", "400", "--temperature", "0"]
+    command = [sys.executable, "-m", "octavo", "generate", *options, "-p", "Once upon a time"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
