@@ -6,7 +6,8 @@ from octavo.engine.client import EngineInfo
 from octavo.engine.local_client import LocalClient
 from octavo.errors import EngineDeadError, OverloadedError
 from octavo.flow.result import FinishReason
-from tests.fakes import Answer, ByteTokenizer, FakeEngineClient, request
+from tests.engine.fake_client import Answer, ByteTokenizer, FakeEngineClient
+from tests.fakes import request
 from tests.scheduling.driver import Engine
 
 
