@@ -72,11 +72,21 @@ def test_bench_measures(environment: dict[str, str]) -> None:
     assert all(line["output_rate"] > 0 for line in lines)
 
 
+def _as_in_a_terminal() -> None:
+    """Shells start what runs in the background with interrupts ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupt_ends_quietly(environment: dict[str, str]) -> None:
     options = [*SMALL, "--max-tokens", "400", "--temperature", "0"]
     command = [sys.executable, "-m", "octavo", "generate", *options, "-p", "Once upon a time"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=_as_in_a_terminal,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.read(1)  # it has begun
