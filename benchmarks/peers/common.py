@@ -15,6 +15,7 @@ import random
 import statistics
 import sys
 import time
+from abc import ABC, abstractmethod
 
 T_IMPORT = time.monotonic()
 T0 = float(os.environ.get("BENCH_T0", T_IMPORT))
@@ -46,7 +47,7 @@ class Result:
         self.ids.extend(tokens)
 
 
-class Engine:
+class Engine(ABC):
     """Override load() and run(); the rest is optional."""
 
     name = "?"
@@ -71,17 +72,18 @@ class Engine:
     def version(self):
         return ""
 
+    @abstractmethod
     def load(self):
-        raise NotImplementedError
+        """Load the model, ready to answer."""
 
+    @abstractmethod
     def run(self, requests):
         """Serve all requests at once, greedy, ignoring end-of-sequence.
 
         Returns one Result per request, in order.
         """
-        raise NotImplementedError
 
-    def close(self):
+    def close(self):  # noqa: B027  most have nothing to do
         pass
 
 

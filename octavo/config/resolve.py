@@ -274,6 +274,9 @@ def _refuse_what_is_missing(config: EngineConfig) -> None:
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         if getattr(config.execution, name) != 1:
             raise UnsupportedError(f"{name} above 1 is not supported yet")
+    scheduling = config.scheduling
+    if scheduling.tenant_weights and scheduling.scheduling_policy != "fair":
+        raise ConfigError("tenant_weights: shares are kept by scheduling_policy 'fair' alone; ask for that, too")
 
 
 def _asked_or_default(asked: T, default: T, reason: str) -> Choice[T]:

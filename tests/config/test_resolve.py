@@ -185,3 +185,9 @@ def test_the_torch_backend_multiplies_floats() -> None:
     assert resolve(facts=replace(FACTS, format="q8_0"), backend="torch").linear_compute.value == "exact"
     with pytest.raises(UnsupportedError, match="linear_compute int8"):
         resolve(backend="torch", linear_compute="int8")
+
+
+def test_shares_need_the_policy_that_keeps_them() -> None:
+    with pytest.raises(ConfigError, match="tenant_weights"):
+        resolve(tenant_weights=("ann=2",))
+    assert resolve(tenant_weights=("ann=2",), scheduling_policy="fair")

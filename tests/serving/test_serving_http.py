@@ -150,8 +150,8 @@ def test_address_in_use_is_told() -> None:
 def test_unix_socket(tmp_path) -> None:
     path = str(tmp_path / "octavo.sock")
     for _ in range(2):  # the second time over the file that the first left
-        listener = bind(config_of(uds=path).serving)
-        listener.close()
+        with bind(config_of(uds=path).serving) as listener:
+            assert listener.getsockname() == path
 
 
 def test_too_many_waiting_is_429() -> None:
