@@ -12,7 +12,7 @@ ENDS = list(range(2, 130, 2))  # many, so that hypotheses end
 SEARCHES = [(4, 12, 1.0, False), (3, 20, 0.0, "never"), (5, 9, 2.0, True), (2, 24, -1.0, False)]
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3"])
+@pytest.fixture(scope="module", params=["llama", "gemma3", "deepseek3-yarn", "llama4", "lfm2"])
 def models(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp("model")
     model = random_model(request.param)

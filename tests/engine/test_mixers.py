@@ -4,6 +4,9 @@ Prompts in chunks of any length, from the prefix cache, after a preemption in a 
 one prompt: what a request gets never depends on it.
 """
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 
@@ -53,3 +56,26 @@ def test_same_tokens_after_preemptions(directory):
     with engine(directory, max_num_batched_tokens=32, num_gpu_blocks_override=of_one + 2) as llm:
         assert tokens(llm, GREEDY) == wanted
         assert llm.llm_engine.engine.client.stats().preemptions > 0
+
+
+@pytest.fixture
+def longer(directory, tmp_path):
+    """The same weights with a longer context."""
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "max_position_embeddings": 2048}))
+    return tmp_path
+
+
+def test_a_prompt_goes_on_from_what_is_kept(longer):
+    """Longer than the span between two recurrent states that are kept: a real state is read back."""
+    common = np.random.default_rng(9).integers(3, 250, 1090).tolist()
+    prompts = [[*common, *range(10 + seed, 20 + seed)] for seed in range(2)]
+    options = {"max_model_len": 1200, "max_num_batched_tokens": 256}
+    with engine(longer, enable_prefix_caching=False, **options) as llm:
+        wanted = tokens(llm, GREEDY, prompts)
+    with engine(longer, **options) as llm:
+        assert tokens(llm, GREEDY, prompts[:1]) == wanted[:1]
+        again = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], GREEDY, use_tqdm=False)
+        assert [[list(choice.token_ids) for choice in output.outputs] for output in again] == wanted
+        assert all(output.num_cached_tokens >= 512 for output in again)
