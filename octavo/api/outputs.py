@@ -54,6 +54,7 @@ class CompletionOutput:
 
     `logprobs` has one {token id: Logprob} a generated token when the request asked for log-probabilities.
     `stop_reason` is the stop string or stop token id that ended the answer, None for the end-of-sequence token.
+    `error` says why it ended when `finish_reason` is "error"; the other answers are not touched by it.
     """
 
     index: int
@@ -64,6 +65,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     lora_request: None = None
+    error: str | None = None
 
     def finished(self) -> bool:
         """Nothing more will come."""
@@ -179,6 +181,7 @@ class RequestCollector:
         if delta.finish_reason is not None:
             answer.finish_reason = delta.finish_reason.value
             answer.stop_reason = delta.stop_reason
+            answer.error = delta.error
             self.output.finished = all(other.finished() for other in self.output.outputs)
 
     def snapshot(self) -> RequestOutput:
@@ -234,5 +237,6 @@ def delta_output(collector: RequestCollector, delta: TextDelta) -> RequestOutput
         logprobs=answer.logprobs[len(answer.logprobs) - count :] if answer.logprobs is not None else None,
         finish_reason=answer.finish_reason,
         stop_reason=answer.stop_reason,
+        error=answer.error,
     )
     return replace(whole, outputs=[new])

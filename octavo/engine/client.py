@@ -45,6 +45,7 @@ class EngineStats:
     step_seconds: float = 0.0  # total in the forward and sampling
     overtaken: int = 0  # preemptions that let a more urgent request start
     expired: int = 0  # streams that a deadline ended
+    not_finite: int = 0  # streams that ended because their logits were not finite
     waiting_tokens: int = 0  # of prompts of which nothing has run yet
     under_way: int = 0  # requests of which something has run
     tenants: int = 0  # that have something waiting, under fair scheduling

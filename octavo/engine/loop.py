@@ -125,6 +125,7 @@ class EngineLoop:
             step_seconds=counters.step_seconds,
             overtaken=counters.overtaken,
             expired=counters.expired,
+            not_finite=counters.not_finite,
             waiting_tokens=stats.waiting_tokens,
             under_way=stats.under_way,
             tenants=stats.tenants,

@@ -125,6 +125,7 @@ class EngineMeter:
         sink.add(metrics.PREEMPTIONS, stats.preemptions - last.preemptions)
         sink.add(metrics.OVERTAKEN, stats.overtaken - last.overtaken)
         sink.add(metrics.EXPIRED, stats.expired - last.expired)
+        sink.add(metrics.NOT_FINITE, stats.not_finite - last.not_finite)
         sink.set(metrics.WAITING_TOKENS, stats.waiting_tokens)
         sink.set(metrics.TENANTS_WAITING, stats.tenants)
         sink.set(metrics.PROMPT_ROOM, stats.prompt_room)

@@ -74,6 +74,7 @@ class Worker:
             prompt_logprobs=_prompt_logprobs(inputs, outputs) if inputs.rows > drawn else (),
             seconds=time.perf_counter() - began,
             faults=faults,
+            invalid_prompts=_invalid_prompts(inputs, outputs) if inputs.rows > drawn else (),
             tier_events=self._tier_events(plan),
         )
 
@@ -129,6 +130,12 @@ def _prompt_logprobs(inputs: StepInputs, outputs: StepOutputs) -> tuple[tuple[in
     for row in range(inputs.drawn, inputs.rows):
         found.setdefault(int(inputs.row_sequences[row]), []).append(_row_logprobs(inputs, outputs, row))
     return tuple((sequence, tuple(entries)) for sequence, entries in found.items())
+
+
+def _invalid_prompts(inputs: StepInputs, outputs: StepOutputs) -> tuple[int, ...]:
+    """Planned rows that have a scored position whose logits were not finite."""
+    rows = np.flatnonzero(outputs.invalid[inputs.drawn : inputs.rows]) + inputs.drawn
+    return tuple(dict.fromkeys(inputs.row_sequences[rows].tolist()))
 
 
 def _row_logprobs(inputs: StepInputs, outputs: StepOutputs, row: int) -> TokenLogprobs:

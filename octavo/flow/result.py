@@ -54,7 +54,8 @@ class StepResult:
     """Of the plan's rows with `samples`, in the plan's order. `seconds`: wall time of the forward and sampling.
 
     `invalid[i]` tells that row i's logits were not finite: that sequence ends with an error, the others go on.
-    `faults`: drawn rows that end for a reason of the request's own, with that.
+    `faults`: drawn rows that end for a reason of the request's own, with that. `invalid_prompts`: rows of the plan of
+    which a prompt token's log-probability comes of logits that were not finite; they end as well.
     """
 
     step: int
@@ -65,6 +66,7 @@ class StepResult:
     prompt_logprobs: tuple[tuple[int, tuple[TokenLogprobs, ...]], ...] = ()
     seconds: float = 0.0
     faults: tuple[tuple[int, str], ...] = ()
+    invalid_prompts: tuple[int, ...] = ()
     tier_events: tuple[TierEvent, ...] = ()  # since the last result, of any plan
 
 

@@ -15,6 +15,11 @@ from octavo.scheduling.roster import Roster
 from octavo.scheduling.sequence import SequenceState
 from octavo.scheduling.stats import SchedulerCounters
 
+_NOT_FINITE = (
+    "these tokens overflow in this model, or its weights are damaged: try --dtype float32 and "
+    "--kv-cache-dtype float32, or get the checkpoint again"
+)
+
 
 class Outcome:
     """Adds drawn tokens, publishes computed blocks, ends sequences. Mutable; the Scheduler owns it."""
@@ -46,8 +51,8 @@ class Outcome:
         _check_result(plan, result)
         outputs: list[SequenceOutput] = []
         members, tokens, logprobs = self._roster.members, result.token_ids, result.logprobs
-        faults = dict(result.faults)
-        spoilt, scored = bool(faults) or any(result.invalid), dict(result.prompt_logprobs)
+        faults, scored = dict(result.faults), dict(result.prompt_logprobs)
+        spoilt = bool(faults or result.invalid_prompts) or any(result.invalid)
         drawn, lost = -1, 0
         for position, row in enumerate(plan.rows):
             drawn += row.samples
@@ -55,9 +60,9 @@ class Outcome:
             if sequence is None:
                 lost += row.samples
                 continue
-            if spoilt and row.samples and (drawn in faults or (result.invalid and result.invalid[drawn])):
-                lost += 1
-                outputs += self._end_invalid(sequence, faults.get(drawn))
+            if spoilt and _is_spoilt(result, position, drawn if row.samples else -1):
+                lost += row.samples
+                outputs += self._end_invalid(sequence, row, faults.get(drawn) if row.samples else None)
                 continue
             computed = row.start + row.count
             if computed >= sequence.blocks.publish_at and sequence.slot >= 0:
@@ -173,11 +178,16 @@ class Outcome:
             outputs += step.outputs
         return outputs
 
-    def _end_invalid(self, sequence: SequenceState, fault: str | None) -> list[SequenceOutput]:
+    def _end_invalid(self, sequence: SequenceState, row: PlannedRow, fault: str | None) -> list[SequenceOutput]:
         """What is not a number may stand in its blocks as well: nobody shall find them. A fault is the request's."""
         if fault is not None:
             return [replace(end, refused=True) for end in self._end(sequence, FinishReason.ERROR, fault)]
-        return self._end(sequence, FinishReason.ERROR, "the model's logits are not finite", forget=True)
+        error = (
+            f"the model's logits are not finite (NaN or infinity) after {row.start + row.count} tokens; {_NOT_FINITE}"
+        )
+        ends = self._end(sequence, FinishReason.ERROR, error, forget=True)
+        self._counters.not_finite += len(ends)
+        return ends
 
     def _end(
         self, sequence: SequenceState, reason: FinishReason, error: str | None = None, forget: bool = False
@@ -196,6 +206,15 @@ class Outcome:
         if self._roster.leave(sequence, forget):
             self._deadlines.forget(sequence.request.id)
             self.beams.close(sequence.request.id)
+
+
+def _is_spoilt(result: StepResult, position: int, drawn: int) -> bool:
+    """A planned row ends with an error. `drawn`: its number among those that were drawn, or -1."""
+    if position in result.invalid_prompts:
+        return True
+    return drawn >= 0 and (
+        any(at == drawn for at, _ in result.faults) or bool(result.invalid and result.invalid[drawn])
+    )
 
 
 def _check_result(plan: StepPlan, result: StepResult) -> None:

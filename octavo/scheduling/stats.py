@@ -16,6 +16,7 @@ class SchedulerCounters:
     overtaken: int = 0  # of these, to let a more urgent sequence start
     spilled: int = 0  # of these, whose blocks a tier brings back quicker than they are computed
     expired: int = 0  # streams that were ended by a deadline
+    not_finite: int = 0  # streams that ended because their logits were not finite
     prompt_tokens: int = 0
     generation_tokens: int = 0
     steps: int = 0

@@ -153,6 +153,9 @@ OVERTAKEN = Metric(
     "Of the preemptions, those that let a more urgent request start.",
 )
 EXPIRED = Metric("octavo_expired_streams", "counter", "streams", "Sample streams that a deadline ended.")
+NOT_FINITE = Metric(
+    "octavo_not_finite_streams", "counter", "streams", "Sample streams that ended at NaN or infinity in their logits."
+)
 WAITING_TOKENS = Metric(
     "octavo_waiting_tokens", "gauge", "tokens", "Prompt tokens of requests of which nothing has run yet."
 )
@@ -315,7 +318,7 @@ HTTP_REQUESTS = Metric(
 METRICS: tuple[Metric, ...] = (
     *(REQUESTS_RUNNING, REQUESTS_WAITING, CACHE_USAGE, CACHE_BLOCKS, PREFIX_QUERIES, PREFIX_HITS, PREEMPTIONS),
     *(PREFIX_MISSES, CACHE_CACHED, CACHE_PINNED, CACHE_EVICTIONS, PINS_REFUSED, PINS_BROKEN),
-    *(OVERTAKEN, EXPIRED, WAITING_TOKENS, TENANTS_WAITING, PROMPT_ROOM, PAUSED),
+    *(OVERTAKEN, EXPIRED, NOT_FINITE, WAITING_TOKENS, TENANTS_WAITING, PROMPT_ROOM, PAUSED),
     *(PROMPT_TOKENS, GENERATION_TOKENS, STEPS, STEP_SECONDS, REQUESTS_FINISHED, REQUESTS_REJECTED),
     *(FIRST_TOKEN_SECONDS, INTER_TOKEN_SECONDS, TOKEN_SECONDS, END_TO_END_SECONDS),
     *(QUEUE_SECONDS, PREFILL_SECONDS, DECODE_SECONDS, INFERENCE_SECONDS),
