@@ -106,7 +106,8 @@ class GenerationRequest:
     `sample` streams are numbered 0..n-1; stream i draws with seed + i. With `beam` they are the n best hypotheses, best
     first, and each comes in one piece. `priority`: lower is sooner. `arrival` is a monotonic clock reading in seconds.
     `timeout` and `ttft_deadline` are the seconds from there to the end and to the first token. `tenant` is who shares
-    the machine with others, and `tenant_weight` its share; 0 takes that of the configuration.
+    the machine with others, and `tenant_weight` its share; 0 takes that of the configuration. `lag`: background work
+    counts as if it had come so many seconds later, and gives its place up to whoever has less.
     """
 
     id: str
@@ -123,6 +124,7 @@ class GenerationRequest:
     ttft_deadline: float | None = None
     tenant: str = ""
     tenant_weight: float = 0.0
+    lag: float = 0.0
     # What the outputs stage needs; the engine carries but never reads it.
     stop: tuple[str, ...] = ()
     repetition: Repetition | None = None

@@ -32,6 +32,7 @@ class FairQueue:
     """Waiting sequences by tenant: first of the tenant who was served least, then by rank. Mutable; the Roster owns it.
 
     A tenant that begins to wait is lifted to the least served of those who wait already: time away gives no credit.
+    Background work waits behind all tenants, in a line of its own, and nobody is charged for it.
     Nothing is held back from anyone while others have nothing to do, so the machine is never idle for fairness' sake.
 
     Args:
@@ -45,22 +46,27 @@ class FairQueue:
         self._floor = 0.0  # what the least served of those who waited had
         self._last: Account | None = None  # who left when nobody else waited
         self._live = 0
+        self._background = WaitingQueue()
         self._most = 4 * _REMEMBERED  # tenants known before some are forgotten
         self.tenants = 0  # that have something waiting
 
     def __len__(self) -> int:
-        return self._live
+        return self._live + len(self._background)
 
     def __iter__(self) -> Iterator[SequenceState]:
         """All, in no particular order."""
         for account in self._accounts.values():
             yield from account.waiting
+        yield from self._background
 
     def begin(self, now: float) -> None:
         """A step is planned."""
 
     def push(self, sequence: SequenceState) -> None:
         """Add a sequence that is not in the queue."""
+        if sequence.request.lag:
+            self._background.push(sequence)
+            return
         account = self._account(sequence.request.tenant)
         if sequence.request.tenant_weight:
             account.weight = sequence.request.tenant_weight
@@ -76,6 +82,9 @@ class FairQueue:
 
     def remove(self, sequence: SequenceState) -> None:
         """Take a sequence out that is in the queue."""
+        if sequence.request.lag:
+            self._background.remove(sequence)
+            return
         account = self._accounts[sequence.request.tenant]
         account.waiting.remove(sequence)
         self.tenants -= not len(account.waiting)
@@ -86,7 +95,7 @@ class FairQueue:
     def first(self) -> SequenceState | None:
         """Whose turn it is."""
         account = self._least()
-        return None if account is None else account.waiting.first()
+        return (self._background if account is None else account.waiting).first()
 
     def ahead(self, count: int) -> list[SequenceState]:
         """The first of each tenant, least served first; at most `count`."""
@@ -101,16 +110,18 @@ class FairQueue:
         for entry in looked_at:
             heapq.heappush(self._heap, entry)
         self._floor = floor
-        return heads
+        return heads + self._background.ahead(count - len(heads))
 
     def in_order(self, prompts: Iterable[SequenceState]) -> list[SequenceState]:
         """Running prompts in the order in which they get their part of a step."""
         accounts = self._accounts
         served = {one.id: accounts[name].served if (name := one.request.tenant) in accounts else 0.0 for one in prompts}
-        return sorted(prompts, key=lambda one: (served[one.id], one.rank))
+        return sorted(prompts, key=lambda one: (one.request.lag, served[one.id], one.rank))
 
     def charge(self, sequence: SequenceState, service: float) -> None:
         """A sequence's tenant gets `service` units."""
+        if sequence.request.lag:
+            return
         account = self._account(sequence.request.tenant)
         account.served += service / account.weight
 

@@ -1,6 +1,6 @@
 """Which waiting sequences start in a step, what they need not compute, and when others make way for them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from octavo.cache.manager import CacheManager
 from octavo.cache.table import PrefixMatch
@@ -62,7 +62,8 @@ class Intake:
         Args:
             before: only those of a better rank than this one.
         """
-        if not self._preempts and not self._roster.free_slots:
+        roster = self._roster
+        if not (self._preempts or roster.lagging or roster.free_slots):
             return  # whoever is next: do not even ask, for some lines have to compare many
         while draft.room() and (head := self.next()) is not None:
             if before is not None and head.rank > before:
@@ -102,7 +103,7 @@ class Intake:
         for sequence in self._roster.line.ahead(_LOOK_AHEAD):
             if len(found) >= slots:
                 break
-            if sequence is not long and sequence.pending <= left:
+            if sequence is not long and sequence.pending <= left and sequence.request.lag <= long.request.lag:
                 found.append(sequence)
                 left -= sequence.pending
         return found
@@ -147,17 +148,23 @@ class Intake:
 
     def _outranks(self, head: SequenceState) -> bool:
         """Others have to make way for it, also in a step that has preempted someone."""
-        return self._preempts and any(one.level > head.level for one in self._roster.running.values())
+        return bool(self._preempts or self._roster.lagging) and any(self._yielding(head))
+
+    def _yielding(self, head: SequenceState) -> Iterator[SequenceState]:
+        """Who runs and makes way for it: of worse levels, under a policy that preempts; background work under all."""
+        for one in self._roster.running.values():
+            if one.level > head.level and (self._preempts or one.request.lag > head.request.lag):
+                yield one
 
     def _start_head(self, draft: StepDraft, head: SequenceState, match: PrefixMatch, limit: int, now: float) -> bool:
-        """Start who is first in line; under a policy that preempts, those of a worse level make way."""
+        """Start who is first in line; others make way if they have to."""
         if self._roster.free_slots and self._start(draft, head, match, limit, now):
             return True
         fits = limit > 0 and (self._limits.enable_chunked_prefill or limit >= head.length - match.tokens)
         if not fits or not self._outranks(head):
             return False
         needed = self._needed(head, min(head.length - match.tokens, limit), match)
-        if not self._preemption.make_way(draft, head, needed):
+        if not self._preemption.make_way(draft, self._yielding(head), needed):
             return False
         return self._start(draft, head, self.match(draft, head), limit, now)
 

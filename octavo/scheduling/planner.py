@@ -60,7 +60,7 @@ class Planner:
             draft.pace = self._model.pace(StepLoad.of(draft.rows.values()))
             self.prompt_room = draft.room()
         self._continue_prompts(draft, prompts, now)
-        if self._preempts or not draft.preempted:
+        if self._preempts or roster.lagging or not draft.preempted:
             intake.start_in_turn(draft, now)
         if settled and not draft.rows:
             self._replace_idle(draft, now)
@@ -118,7 +118,7 @@ class Planner:
 
     def _continue_prompts(self, draft: StepDraft, prompts: list[SequenceState], now: float) -> None:
         for sequence in self._roster.line.in_order(prompts):
-            if self._preempts:  # who waits and is more urgent goes before a prompt under way
+            if self._preempts or sequence.request.lag:  # who waits and is more urgent goes before a prompt under way
                 self._intake.start_in_turn(draft, now, before=sequence.rank)
             if sequence.slot >= 0 and draft.room(sequence.computed):
                 self._continue(draft, sequence, now)

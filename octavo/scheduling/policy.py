@@ -109,9 +109,9 @@ class PrefixQueue(WaitingQueue):
 
     def _compare(self) -> list[SequenceState]:
         members = self.ahead(_COMPARED)
-        aged = [one for one in members if self._now - one.arrived >= AGEING_SECONDS]
+        aged = [one for one in members if self._now - one.arrived - one.request.lag >= AGEING_SECONDS]
         found = {one.id: self._prefix_of(one) for one in members[len(aged) :]}
-        fresh = sorted(members[len(aged) :], key=lambda one: (-found[one.id], one.rank))
+        fresh = sorted(members[len(aged) :], key=lambda one: (one.request.lag, -found[one.id], one.rank))
         return [*aged, *fresh][::-1]
 
 

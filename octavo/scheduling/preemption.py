@@ -50,15 +50,14 @@ class Preemption:
         victim.preemptions += 1
         self._counters.preemptions += 1
 
-    def make_way(self, draft: StepDraft, head: SequenceState, blocks: int) -> bool:
-        """Preempt sequences of worse levels than a waiting one's until it has a slot and `blocks` are available.
+    def make_way(self, draft: StepDraft, worse: Iterable[SequenceState], blocks: int) -> bool:
+        """Preempt some of these running sequences until there is a slot and `blocks` are available.
 
         Returns:
             False when that is not possible; then nobody was preempted.
         """
         roster = self._roster
-        worse = [one for one in roster.running.values() if one.level > head.level]
-        worse.sort(key=_readiness, reverse=True)
+        worse = sorted(worse, key=_readiness, reverse=True)
         needed = self._cache.victims(blocks - self._cache.available, [one.blocks for one in worse])
         if needed is None:
             return False

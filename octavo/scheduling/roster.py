@@ -26,6 +26,7 @@ class Roster:
         self.streams: dict[str, list[SequenceState]] = {}  # unfinished ones, by request
         self.parked: dict[str, list[SequenceState]] = {}
         self.unstarted: dict[str, int] = {}  # requests of which nothing has run yet: tokens of their prompts
+        self.lagging = 0  # running sequences of background work
         self.waiting_tokens = 0  # of all prompts of which nothing has run yet
         self._begun: dict[int, SequenceState] = {}  # those in the line of whose request something has run, by id
         self._last_id = 0
@@ -77,6 +78,7 @@ class Roster:
         self._dequeue(sequence)
         sequence.slot = self.free_slots.pop()
         self.running[sequence.id] = sequence
+        self.lagging += sequence.request.lag > 0
         self._begin(sequence.request.id)
 
     def unseat(self, sequence: SequenceState, known: bool) -> None:
@@ -173,6 +175,7 @@ class Roster:
 
     def _vacate(self, sequence: SequenceState, known: bool, forget: bool = False) -> None:
         del self.running[sequence.id]
+        self.lagging -= sequence.request.lag > 0
         self._cache.release(sequence.blocks, forget)
         self.free_slots.append(sequence.slot)
         if known:

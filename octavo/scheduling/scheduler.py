@@ -234,6 +234,6 @@ class Scheduler:
 
     def _open(self, request: GenerationRequest, index: int, arrived: float) -> SequenceState:
         number = self._roster.new_id()
-        rank = self._rank_of(request, number, arrived)
+        rank = self._rank_of(request, number, arrived + request.lag)
         place = Place(rank, level_of(rank), arrived)
         return open_sequence(number, index, request, place, open_blocks(self._cache, request), self._longest)
