@@ -231,6 +231,19 @@ class ServingConfig:
         metavar="PATH",
     )
     response_store_size: str = size("256MiB", "most that is kept of responses, for 30 days; the oldest go first")
+    file_store: str | None = option(
+        None,
+        "where /v1/files keeps files and /v1/batches its state: a directory, or none (default: files in the cache "
+        "directory)",
+        metavar="DIR",
+    )
+    file_store_size: str = size("8GiB", "most that is kept of files, each for 30 days")
+    max_file_size: str = size("200MiB", "largest file that is taken")
+    batch_concurrency: int | None = option(
+        None,
+        "lines of batches at once (default: what the engine takes; an eighth of that beside other requests)",
+        within=(1, 65536),
+    )
     allowed_media_domains: tuple[str, ...] = option(
         (), "domains that prompts may name media of; *.domain takes subdomains (default: none)", metavar="DOMAIN"
     )

@@ -13,7 +13,9 @@ from octavo.serving.access import AccessFile, AccessLog, AccessLogMiddleware
 from octavo.serving.admission import AdmissionMiddleware
 from octavo.serving.anthropic.messages import count_tokens, create_message
 from octavo.serving.auth import ApiKeyMiddleware
+from octavo.serving.batches import routes as batches
 from octavo.serving.errors import guarded, http_error
+from octavo.serving.files import routes as files
 from octavo.serving.keys import KeyRing
 from octavo.serving.openai.chat import create_chat_completion
 from octavo.serving.openai.completions import create_completion
@@ -34,6 +36,15 @@ ROUTES = (
     Route("/v1/responses/{response_id}", guarded(responses.delete), methods=["DELETE"]),
     Route("/v1/responses/{response_id}/cancel", guarded(responses.cancel), methods=["POST"]),
     Route("/v1/responses/{response_id}/input_items", guarded(responses.list_input_items), methods=["GET"]),
+    Route("/v1/files", guarded(files.upload), methods=["POST"]),
+    Route("/v1/files", guarded(files.list_files), methods=["GET"]),
+    Route("/v1/files/{file_id}", guarded(files.retrieve), methods=["GET"]),
+    Route("/v1/files/{file_id}", guarded(files.delete), methods=["DELETE"]),
+    Route("/v1/files/{file_id}/content", guarded(files.content), methods=["GET"]),
+    Route("/v1/batches", guarded(batches.create), methods=["POST"]),
+    Route("/v1/batches", guarded(batches.list_batches), methods=["GET"]),
+    Route("/v1/batches/{batch_id}", guarded(batches.retrieve), methods=["GET"]),
+    Route("/v1/batches/{batch_id}/cancel", guarded(batches.cancel), methods=["POST"]),
     Route("/v1/models", guarded(list_models), methods=["GET"]),
     Route("/v1/models/{name:path}", guarded(show_model), methods=["GET"]),
     Route("/tokenize", guarded(tokenize), methods=["POST"]),

@@ -12,7 +12,9 @@ from starlette.responses import JSONResponse, Response
 
 from octavo.serving.anthropic.answers import Message, MessageEvent, MessagesError, TokenCount
 from octavo.serving.anthropic.schema import CountTokensRequest, MessagesRequest
+from octavo.serving.batches.schema import BatchList, BatchObject, BatchRequest
 from octavo.serving.errors import of_messages
+from octavo.serving.files.schema import PURPOSES, UPLOADED, FileDeleted, FileList, FileObject
 from octavo.serving.openai.answers import (
     ChatChunk,
     ChatCompletion,
@@ -93,7 +95,7 @@ class Operation:
 
     answer: type of a JSON answer, a media type, or None for an answer without a body. errors: statuses of error
     objects. streams: type of the JSON in each server-sent event, when the answer may come in such; with `done` the last
-    event is [DONE]. query: names of query parameters and their JSON Schemas.
+    event is [DONE]. query: names of query parameters and their JSON Schemas. form: schema of a multipart body.
     """
 
     method: str
@@ -105,6 +107,7 @@ class Operation:
     streams: Any = None
     query: tuple[tuple[str, dict[str, Any]], ...] = ()
     done: bool = True
+    form: dict[str, Any] | None = None
 
     @property
     def failure(self) -> type[msgspec.Struct]:
@@ -158,6 +161,25 @@ _NARROWED: dict[str, dict[str, dict[str, Any]]] = {
     "DetokenizeRequest": {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
 }
 
+_UPLOAD = {
+    "type": "object",
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"type": "string", "enum": list(UPLOADED)},
+        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+    },
+    "required": ["file", "purpose"],
+}
+_FILES = (400, 404, 408, 413, 415, 431, 500, 503)
+_ORDER = ("order", {"type": "string", "enum": ["asc", "desc"], "default": "desc"})
+_AFTER = ("after", {"type": "string"})
+
+
+def _limit(default: int, most: int) -> tuple[str, dict[str, Any]]:
+    return "limit", {"type": "integer", "minimum": 1, "maximum": most, "default": default}
+
+
 _LEVEL = {"type": "string", "enum": ["1", "2"], "default": "1"}
 _ABORT_OR_WAIT = {"type": "string", "enum": ["abort", "wait"], "default": "abort"}
 _PAUSE_MODES = {"type": "string", "enum": ["abort", "wait", "keep"], "default": "abort"}
@@ -189,11 +211,26 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         *("get", "/v1/responses/{response_id}/input_items", "What a response was made of", InputItems, None, _KEPT),
         query=(
-            ("limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}),
-            ("order", {"type": "string", "enum": ["asc", "desc"], "default": "desc"}),
-            ("after", {"type": "string"}),
+            _limit(20, 100),
+            _ORDER,
+            _AFTER,
         ),
     ),
+    Operation("post", "/v1/files", "Keep a file", FileObject, errors=_FILES, form=_UPLOAD),
+    Operation(
+        *("get", "/v1/files", "The files kept", FileList, None, _KEPT),
+        query=(_limit(10_000, 10_000), _ORDER, _AFTER, ("purpose", {"type": "string", "enum": list(PURPOSES)})),
+    ),
+    Operation("get", "/v1/files/{file_id}", "One of them", FileObject, errors=_KEPT),
+    Operation("delete", "/v1/files/{file_id}", "Forget a file", FileDeleted, errors=_KEPT),
+    Operation("get", "/v1/files/{file_id}/content", "Its content", "application/octet-stream", errors=_KEPT),
+    Operation("post", "/v1/batches", "Run the requests of a file", BatchObject, BatchRequest, _FILES),
+    Operation(
+        *("get", "/v1/batches", "The batches there are", BatchList, None, _KEPT),
+        query=(_limit(20, 100), _ORDER, _AFTER),
+    ),
+    Operation("get", "/v1/batches/{batch_id}", "One of them", BatchObject, errors=_KEPT),
+    Operation("post", "/v1/batches/{batch_id}/cancel", "End a batch", BatchObject, errors=_KEPT),
     Operation("get", "/v1/models", "The models served", ModelList),
     Operation("get", "/v1/models/{name}", "One of them", ModelCard, errors=(404, *_PROBE)),
     Operation("post", "/tokenize", "Text or a conversation to token ids", Tokenized, TokenizeRequest, _TEXT_WORK),
@@ -293,6 +330,8 @@ def _described(operation: Operation, schemas: Mapping[str, dict[str, Any]], with
     if operation.body is not None:
         body = {_JSON: {"schema": schemas[str(operation.body)]}}
         described["requestBody"] = {"required": True, "content": body}
+    if operation.form is not None:
+        described["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": operation.form}}}
     if parameters := [*_path_parameters(operation), *_query_parameters(operation)]:
         described["parameters"] = parameters
     return described

@@ -35,12 +35,15 @@ class RequestRecord:
     """Owner: the event loop.
 
     request_id: the client's X-Request-Id, or one made here. answer_id: the `id` in the answer. owner: of the key it
-    came with. status: what the client saw, or 499 when it left before the end. times: seconds of the monotonic clock.
+    came with. tenant: whom it is for, where no connection tells. lag: of background work; see `GenerationRequest`.
+    status: what the client saw, or 499 when it left before the end. times: seconds of the monotonic clock.
     """
 
     request_id: str
     began: float = field(default_factory=time.monotonic)
     owner: Owner = field(default_factory=Owner)
+    tenant: str = ""
+    lag: float = 0.0
     answer_id: str = ""
     streamed: bool = False
     usage: Usage | None = None

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Generator
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -21,7 +22,9 @@ from octavo.engine.frontend import Frontend, build_frontend
 from octavo.engine.supervisor import EngineSupervisor
 from octavo.serving.access import AccessLog
 from octavo.serving.app import build_app
+from octavo.serving.batches.lane import Batches, room_beside
 from octavo.serving.edge import Edge
+from octavo.serving.files.kept import Files
 from octavo.serving.openai.server_defaults import template_variables
 from octavo.serving.protocol import BoundedProtocol, ConnectionLimits
 from octavo.serving.responses.kept import Responses
@@ -52,6 +55,7 @@ async def assemble(
     info = await supervisor.ready()
     models = config.serving.served_model_name or (frontend.name,)
     store = MetricsStore(models[0])
+    files = kept_files(config.serving)
     engine = AsyncEngine(supervisor, frontend.outputs(), store, config.scheduling.max_waiting)
     state = ServerState(
         engine=engine,
@@ -68,6 +72,8 @@ async def assemble(
         dev_mode=read_environment().dev_mode,
         policy=config.scheduling.scheduling_policy,
         responses=_responses(config.serving),
+        files=files,
+        batches=Batches(files, models[0]),
         settings=shown(config),
         template_variables=template_variables(config.serving),
     )
@@ -82,6 +88,27 @@ def _responses(config: ServingConfig) -> Responses:
     kept = Responses(where, size)
     kept.open()
     return kept
+
+
+def kept_files(config: ServingConfig) -> Files:
+    """Where files and batches are kept; opened when it is first needed."""
+    size, largest = parse_size(config.file_store_size), parse_size(config.max_file_size)
+    if config.file_store == "none":
+        return Files(None, size, largest)
+    given = Path(config.file_store).expanduser() if config.file_store else read_environment().cache_dir / "files"
+    files = Files(given, size, largest)
+    if config.file_store:
+        files.open()
+    return files
+
+
+def lines_beside(state: ServerState) -> int:
+    """How many lines of batches may run now."""
+    stats = state.engine.stats
+    if not state.healthy or stats.paused or stats.asleep:
+        return 0
+    most = room_beside(state.admission.under_way, state.engine.info.max_num_seqs)
+    return min(most, state.config.batch_concurrency or most)
 
 
 def shown(config: EngineConfig) -> dict[str, Any]:
@@ -105,10 +132,12 @@ async def serve(
         asyncio.ensure_future(work)
         for work in (_log_throughput(store, config), edge.follow(stop.reload), stop.asked.wait(), stop.at_once.wait())
     ]
+    await state.batches.start(app, state.max_body_bytes, lambda: lines_beside(state))
     running, stopping, hurrying = asyncio.ensure_future(server.serve(sockets=[listener])), *tasks[2:]
     try:
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
         state.admission.draining = True
+        await state.batches.close()  # they go on at the next start, and leave the time that is left to others
         draining = asyncio.ensure_future(state.admission.emptied())
         await asyncio.wait(
             (running, draining, hurrying),
@@ -124,7 +153,9 @@ async def serve(
     finally:
         for task in tasks:
             task.cancel()
+        await state.batches.close()
         await state.responses.close()
+        await state.files.close()
         edge.close()
 
 

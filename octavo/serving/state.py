@@ -14,6 +14,8 @@ from octavo.errors import EngineDeadError, InvalidRequestError, OverloadedError,
 from octavo.inputs.processor import InputProcessor
 from octavo.outputs.answer.choose import AnswerFormats
 from octavo.serving.admission import Admission
+from octavo.serving.batches.lane import Batches
+from octavo.serving.files.kept import Files
 from octavo.serving.responses.kept import Responses
 from octavo.telemetry.prometheus import PrometheusExporter
 from octavo.text.tokenizer import Tokenizer
@@ -47,6 +49,8 @@ class ServerState:
     exporter: PrometheusExporter | None = None
     admission: Admission = field(default_factory=Admission)
     responses: Responses = field(default_factory=Responses)
+    files: Files = field(default_factory=Files)
+    batches: Batches = field(default_factory=lambda: Batches(Files()))
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     dev_mode: bool = False
     policy: str = "fcfs"

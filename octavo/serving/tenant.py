@@ -15,7 +15,10 @@ def tenant_of(request: Request, user: str | None) -> str:
     The owner of a key from a key file is "key:" and the owner's name, whatever user the body names: else anybody could
     multiply their share. Other keys appear as "key:" and a part of their SHA-256.
     """
-    if owner := record_of(request).owner.name:
+    record = record_of(request)
+    if record.tenant:
+        return record.tenant
+    if owner := record.owner.name:
         return f"key:{owner}"
     if user and user.startswith("key:"):  # nobody is another one's key
         return f"user:{_digest(user)}"

@@ -18,9 +18,10 @@ from octavo.engine.threaded import ThreadedEngine
 from octavo.inputs.limits import InputLimits
 from octavo.inputs.processor import InputProcessor
 from octavo.outputs.processor import OutputProcessor
+from octavo.serving.batches.lane import Batches
 from octavo.serving.edge import Edge
 from octavo.serving.openai.server_defaults import template_variables
-from octavo.serving.runtime import serve, shown
+from octavo.serving.runtime import kept_files, serve, shown
 from octavo.serving.server import Stop, bind
 from octavo.serving.state import ServerState
 from octavo.telemetry.metrics import MetricsStore
@@ -62,7 +63,7 @@ class RunningServer:
 
 def config_of(**serving: object) -> EngineConfig:
     return EngineConfig(
-        serving=ServingConfig(**{"port": 0, "shutdown_timeout": 5.0, **serving}),  # type: ignore[arg-type]
+        serving=ServingConfig(**{"port": 0, "shutdown_timeout": 5.0, "file_store": "none", **serving}),  # type: ignore[arg-type]
         scheduling=SchedulingConfig(max_waiting=200),
         telemetry=TelemetryConfig(log_level="error"),
     )
@@ -86,6 +87,7 @@ def run_server(
         link = ThreadedEngine(client)
         engine = AsyncEngine(link, OutputProcessor(tokenizer), store, config.scheduling.max_waiting)
         await engine.ready()
+        files = kept_files(config.serving)
         limits = InputLimits(CONTEXT, VOCAB, config.serving.max_logprobs)
         state = ServerState(
             engine=engine,
@@ -101,6 +103,8 @@ def run_server(
             exporter=PrometheusExporter(store),
             dev_mode=dev_mode,
             settings=shown(config),
+            files=files,
+            batches=Batches(files, "tiny"),
             template_variables=template_variables(config.serving),
         )
         scheme = "https" if config.serving.ssl_certfile else "http"

@@ -29,8 +29,8 @@ CHECKS = [
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with run_server() as running:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with run_server(config=config_of(file_store=str(tmp_path_factory.mktemp("files")))) as running:
         yield running
 
 

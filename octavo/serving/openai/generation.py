@@ -202,8 +202,8 @@ async def open_job(
     said = [*reading.warnings, *notices(body, params, state), *(text for _, texts in wished for text in texts)]
     if said and state.config.strict_requests:
         raise InvalidRequestError(f"{said[0]} (the server is strict: --strict-requests)")
-    weight = record.owner.weight
-    requests = [replace(item, tenant=tenant, tenant_weight=weight, **deadlines) for item, _ in wished]
+    owned = {"tenant": tenant, "tenant_weight": record.owner.weight, "lag": record.lag}
+    requests = [replace(item, **owned, **deadlines) for item, _ in wished]
     tally = Tally(sum(len(item.prompt_token_ids) for item in requests), state.config.enable_prompt_tokens_details)
     stream = state.engine.open(*requests)
     record.answering(public, tally, bool(body.stream))

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from octavo.errors import InvalidRequestError
 from octavo.serving.errors import json_response
+from octavo.serving.paging import read_page, whole_number
 from octavo.serving.responses.kept import Responses
 from octavo.serving.responses.schema import Deleted, InputItems, JsonObject
 from octavo.serving.state import state_of
@@ -25,7 +26,7 @@ async def retrieve(request: Request) -> Response:
     kept, number, tenant = _named(request)
     run = kept.running.get(number)
     streams = request.query_params.get("stream", "false").lower() in ("true", "1")
-    start = _whole(request, "starting_after", -1, -1) + 1
+    start = whole_number(request, "starting_after", -1, 0) + 1
     if run is not None and run.tenant == tenant:
         if not streams:
             return json_response(run.response)
@@ -71,19 +72,15 @@ async def list_input_items(request: Request) -> Response:
     stored = await kept.get(number, tenant)
     before = await kept.items_before(stored.previous, tenant) if stored.previous else []
     items: list[JsonObject] = [*before, *_decode_items(stored.input)]
-    order = request.query_params.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise InvalidRequestError(f"order must be 'asc' or 'desc', got {order[:32]!r}", "order")
-    if order == "desc":
+    page = read_page(request, 20, _MOST_ITEMS)
+    if not page.ascending:
         items.reverse()
-    after = request.query_params.get("after")
-    if after is not None:
-        place = next((place for place, item in enumerate(items) if item["id"] == after), None)
+    if page.after is not None:
+        place = next((place for place, item in enumerate(items) if item["id"] == page.after), None)
         if place is None:
-            raise InvalidRequestError(f"after: there is no item {after[:128]!r}", "after")
+            raise InvalidRequestError(f"after: there is no item {page.after[:128]!r}", "after")
         items = items[place + 1 :]
-    limit = _whole(request, "limit", 20, 1)
-    shown = items[: min(limit, _MOST_ITEMS)]
+    shown = items[: page.limit]
     first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
     return json_response(InputItems(data=shown, first_id=first, last_id=last, has_more=len(shown) < len(items)))
 
@@ -91,15 +88,6 @@ async def list_input_items(request: Request) -> Response:
 def _named(request: Request) -> tuple[Responses, str, str]:
     """What is kept, the id in the path, and who asks."""
     return state_of(request).responses, str(request.path_params["response_id"]), tenant_of(request, None)
-
-
-def _whole(request: Request, name: str, default: int, least: int) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) < least:
-        raise InvalidRequestError(f"{name} must be a whole number, got {text[:32]!r}", name)
-    return int(text)
 
 
 def _check_streamed(streamed: bool) -> None:

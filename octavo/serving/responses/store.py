@@ -1,20 +1,17 @@
 """Where responses are kept: an SQLite file that only its owner can read, bounded in size and age.
 
-Several servers may share a file. Each holds a lock of its own for as long as it lives, so that whoever opens the file
-can tell which of the responses that are under way have lost their server.
+Several servers may share a file; see `serving/ownership.py`.
 """
 
-import fcntl
 import os
 import sqlite3
 import time
-import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.errors import ConfigError
+from octavo.serving.ownership import Ownership
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -64,9 +61,7 @@ class ResponseStore:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._most_bytes, self._most_seconds, self._clock = most_bytes, most_seconds, clock
-        self._owner = uuid.uuid4().hex
         self._path = path
-        self._lock: int | None = None
         try:
             self._database = self._opened()
             self._recover(lost)
@@ -80,7 +75,7 @@ class ResponseStore:
         with self._database:
             self._database.execute(
                 f"INSERT OR REPLACE INTO responses ({_COLUMNS}, owner, size) VALUES (?,?,?,?,?,?,?,?,?,?)",
-                (*row, self._owner, size),
+                (*row, self._ownership.owner, size),
             )
             self._shrink()
 
@@ -104,9 +99,7 @@ class ResponseStore:
     def close(self) -> None:
         """No more is kept or read."""
         self._database.close()
-        if self._lock is not None and self._path is not None:
-            self._lock_file(self._owner).unlink(missing_ok=True)
-            os.close(self._lock)
+        self._ownership.close()
 
     def _opened(self) -> sqlite3.Connection:
         if self._path is not None:
@@ -114,8 +107,7 @@ class ResponseStore:
             # SQLite gives its other files the mode of this one.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
             os.chmod(self._path, 0o600)
-            self._lock = os.open(self._lock_file(self._owner), os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._ownership = Ownership(self._path)
         database = sqlite3.connect(self._path or ":memory:", timeout=10, check_same_thread=False)
         database.execute("PRAGMA journal_mode = WAL")
         database.execute("PRAGMA synchronous = NORMAL")
@@ -139,27 +131,10 @@ class ResponseStore:
         """Say of the responses whose server has ended that they failed."""
         owners = [row[0] for row in self._database.execute("SELECT DISTINCT owner FROM responses WHERE live")]
         for owner in owners:
-            if not self._ended(owner):
+            if not self._ownership.ended(owner):
                 continue
             with self._database:
                 rows = self._database.execute("SELECT id, response FROM responses WHERE live AND owner = ?", (owner,))
                 for number, response in rows.fetchall():
                     change = "UPDATE responses SET live = 0, response = ? WHERE id = ?"
                     self._database.execute(change, (lost(response), number))
-
-    def _ended(self, owner: str) -> bool:
-        file = self._lock_file(owner)
-        try:
-            with open(file, "rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        with suppress(OSError):
-            file.unlink()
-        return True
-
-    def _lock_file(self, owner: str) -> Path:
-        assert self._path is not None
-        return self._path.with_name(f"{self._path.name}.{owner}.lock")
