@@ -1,6 +1,8 @@
 // From the projection to the cache: splits q, k and v, norms and rotates q and k, writes k and v to their blocks.
 #include <string.h>
 
+#include <algorithm>
+
 #include "cache_types.h"
 #include "head.h"
 #include "octavo/abi.h"
@@ -145,7 +147,10 @@ void run(Team& team, const Instruction& code, const Program& program, const Step
   const float* in = program.buffer[code.in0];
   float* out = program.buffer[code.out];
   const int64_t block_size = layer.layout.block_size;
-  team.parallel_ranges(rows, (kFloatsOfTask + width - 1) / width, [&](int64_t begin, int64_t end, int thread) {
+  // Neighbours in a block share cache lines: threads that write to the same ones would wait for each other.
+  const int64_t whole = std::min(block_size, rows / team.threads());
+  const int64_t least = std::max((kFloatsOfTask + width - 1) / width, whole);
+  team.parallel_ranges(rows, least, [&](int64_t begin, int64_t end, int thread) {
     float* key = team.scratch(thread, static_cast<size_t>(3 * shape.head_dim + 1));
     float* value = key + shape.head_dim;
     int64_t sequence = sequence_of(step, begin);

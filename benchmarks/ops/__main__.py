@@ -1,0 +1,157 @@
+"""How near every kernel comes to what bounds it: bytes and operations beside the machine's own ceilings, same run.
+
+    python -m benchmarks.ops                                      every kernel, one thread and all: about two minutes
+    python -m benchmarks.ops linear --formats bf16 q8_0 q4_k      products alone
+    python -m benchmarks.ops attention --types float16 int8 --contexts 2048 8192 --shapes llama3-8b
+    python -m benchmarks.ops rest --json ops.json                 what is between them; --json: for other programs
+    python -m benchmarks.ops curves --out docs/pictures           steps of whole models as batch, context and model grow
+
+A kernel is bound by what it has to read (the ceiling is what the team reads of a working set of that size: memory, or
+a cache) or by what it has to compute (multiply-adds in registers, of floats or of numbers of 8 bits). The last column
+is the share of the nearer ceiling: 100 % would be all the machine can do. A step of a model finds most small inputs in
+a cache, and so do these runs; weights, keys and values are many different ones.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.ops import attention, curves, linear, rest
+from benchmarks.ops.measure import Bench, Figure, Work, benches
+from octavo.config.machine import read_machine
+
+GROUPS = ("linear", "attention", "rest")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a line a kernel and number of threads."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["curves"]:
+        curves.main(given[1:])
+        return
+    options = _parser().parse_args(given)
+    made = benches(options.isa, options.threads, options.repeats)
+    figures: list[Figure] = []
+    print("\n".join(ceilings(made)), flush=True)
+    print(f"\n{_HEAD}", flush=True)
+    for bench, work in _works(made, options):
+        figures.append(bench.measure(work))
+        print(line(figures[-1]), flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps(as_json(made, figures), indent=1))
+
+
+def ceilings(made: Sequence[Bench]) -> Iterator[str]:
+    """What the machine can do, with each team."""
+    for bench in made:
+        threads = f"{bench.team.threads} thread{'s' if bench.team.threads > 1 else ''}"
+        yield (
+            f"{bench.library.isa}, {threads}: memory {bench.memory / 1e9:.1f} GB/s, "
+            f"1 MiB a thread {bench.reading(1) / 1e9:.0f} GB/s, "
+            f"registers {bench.peak('f32') / 1e9:.0f} GFLOP/s, {bench.peak('int8') / 1e9:.0f} GOP/s in 8 bits"
+        )
+
+
+_HEAD = (
+    f"{'kernel':22} {'of':34} thr {'time':>10} {'bytes':>8} {'op':>8} {'GB/s':>7} {'G(FL)OP/s':>9}  of what bounds it"
+)
+
+
+def line(figure: Figure) -> str:
+    """A figure for people."""
+    return (
+        f"{figure.op:22} {figure.detail:34} {figure.threads:>3} {_time(figure.seconds):>10} {_size(figure.bytes):>8} "
+        f"{_size(figure.operations):>8} {figure.gigabytes_per_second:7.1f} {figure.gigaflops:9.1f}  "
+        f"{figure.share:4.0%} of {figure.bound}"
+    )
+
+
+def as_json(made: Sequence[Bench], figures: Sequence[Figure]) -> dict[str, object]:
+    """Everything, with names for programs; seconds, bytes, operations and rates a second."""
+    return {
+        "isa": made[0].library.isa,
+        "ceilings": [
+            {
+                "threads": bench.team.threads,
+                "memory": bench.memory,
+                "small_set": bench.reading(1),
+                "f32": bench.peak("f32"),
+                "int8": bench.peak("int8"),
+            }
+            for bench in made
+        ],
+        "figures": [
+            {
+                "op": figure.op,
+                "detail": figure.detail,
+                "threads": figure.threads,
+                "seconds": figure.seconds,
+                "bytes": figure.bytes,
+                "operations": figure.operations,
+                "bytes_per_second": figure.bytes / figure.seconds,
+                "operations_per_second": figure.operations / figure.seconds,
+                "bound": figure.bound,
+                "share": figure.share,
+            }
+            for figure in figures
+        ],
+    }
+
+
+def _works(made: Sequence[Bench], options: argparse.Namespace) -> Iterator[tuple[Bench, Work]]:
+    groups = options.groups or GROUPS
+    if "linear" in groups:
+        asked = linear.Products(
+            options.formats, options.compute, options.rows, options.cols, options.tokens, options.megabytes
+        )
+        yield from linear.works(made, asked)
+    if "attention" in groups:
+        yield from attention.works(
+            made,
+            attention.Contexts(options.shapes, options.types, options.contexts, options.batches, options.prompts),
+        )
+    if "rest" in groups:
+        yield from rest.works(made)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.ops", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    cores = len(read_machine().cores)
+    products, contexts = linear.Products(), attention.Contexts()
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)} (default: all)")
+    parser.add_argument("--isa", default="auto")
+    parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, cores}))
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each; the least time counts")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--formats", nargs="+", default=products.formats, choices=linear.FORMATS)
+    parser.add_argument("--compute", nargs="+", default=products.compute, help="inputs as floats, or in 8 bits")
+    parser.add_argument("--rows", type=int, default=products.rows, help="of the matrix")
+    parser.add_argument("--cols", type=int, default=products.cols, help="of the matrix")
+    parser.add_argument("--tokens", type=int, nargs="+", default=products.tokens, help="rows of inputs")
+    parser.add_argument("--megabytes", type=int, default=products.megabytes, help="of weights in a run of few rows")
+    parser.add_argument("--shapes", nargs="+", default=contexts.shapes, choices=attention.SHAPES)
+    parser.add_argument("--types", nargs="+", default=contexts.types, choices=attention.TYPES)
+    parser.add_argument("--contexts", type=int, nargs="+", default=contexts.contexts)
+    parser.add_argument("--batches", type=int, nargs="+", default=contexts.batches)
+    parser.add_argument("--prompts", type=int, nargs="+", default=contexts.prompts)
+    return parser
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def _size(number: float) -> str:
+    for unit in ("", "k", "M", "G"):
+        if number < 1000:
+            return f"{number:.0f}{unit}" if number >= 100 or not unit else f"{number:.1f}{unit}"
+        number /= 1000
+    return f"{number:.1f}T"
+
+
+if __name__ == "__main__":
+    main()
