@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("octavo.cli.serve", "answer over HTTP with an OpenAI-compatible API"),
     "chat": ("octavo.cli.chat", "talk to a model in the terminal"),
     "generate": ("octavo.cli.generate", "continue one prompt, from --prompt or standard input"),
+    "run-batch": ("octavo.cli.run_batch", "answer a file of requests, without a server"),
     "bench": ("octavo.cli.bench", "measure throughput and latency, here or of a running server"),
     "plan": ("octavo.cli.plan", "show what a model takes before it is loaded, what fits, and which flag gives what"),
     "key": ("octavo.cli.key", "make an API key with limits for a server"),
