@@ -36,8 +36,28 @@ uint32_t plane_code(const uint8_t* plane, int bits, int64_t k, int lane) {
 float value_of_code(const Format& f, uint32_t code) {
   if (f.values == Values::iq4_nl) return kIq4Nl[code];
   if (f.values == Values::mxfp4) return kMxfp4[code];
+  if (f.values == Values::e4m3) return e4m3_times_256(code) * 0x1p-8f;
   if (f.low_bits == 8) return static_cast<float>(static_cast<int8_t>(code));
   return static_cast<float>(static_cast<int>(code) - f.offset);
+}
+
+float span_scale(const PanelLayout& at, const uint8_t* panel, int64_t span, int lane) {
+  if (at.scale_type == OCTAVO_SCALE_F16) return half_at(panel + at.scale, span, lane);
+  if (at.scale_type == OCTAVO_SCALE_BF16) {
+    uint16_t bits;
+    memcpy(&bits, panel + at.scale + (span * kLanes + lane) * 2, 2);
+    return from_bf16(bits);
+  }
+  float scale;
+  memcpy(&scale, panel + at.scale + (at.scale_type == OCTAVO_SCALE_SHARED ? span : span * kLanes + lane) * 4, 4);
+  return scale;
+}
+
+// What a code stands for before the scale: the zero point is taken off first, so that scales in 16 bits lose nothing.
+float zero_of_span(const Format& f, const PanelLayout& at, const uint8_t* panel, int64_t span, int lane) {
+  if (!f.mins) return 0.0f;
+  const uint8_t byte = panel[at.min + span * kLanes + lane];
+  return f.low_bits == 8 ? static_cast<float>(static_cast<int8_t>(byte)) : static_cast<float>(byte);
 }
 
 float scale_of_group(const Format& f, const PanelLayout& at, const uint8_t* panel, int64_t group, int lane) {
@@ -55,6 +75,19 @@ float min_of_group(const Format& f, const PanelLayout& at, const uint8_t* panel,
   const int byte =
       f.scale == Scale::nibbles ? panel[at.scale + group * kLanes + lane] >> 4 : panel[at.min + group * kLanes + lane];
   return -(d * static_cast<float>(byte));
+}
+
+void span_lane(int32_t format, const uint8_t* panel, int lane, int64_t cols, const int32_t* order, float* out) {
+  const Format f = format_of(format);
+  const PanelLayout at = panel_layout(format, cols);
+  for (int64_t group = 0; group < cols / kUnit; ++group) {
+    const float scale = span_scale(at, panel, group >> at.shift, lane);
+    const float zero_point = zero_of_span(f, at, panel, group >> at.shift, lane);
+    for (int64_t k = group * kUnit; k < (group + 1) * kUnit; ++k) {
+      const float value = value_of_code(f, plane_code(panel + at.low, f.low_bits, k, lane)) - zero_point;
+      out[order ? order[k] : k] = scale * value;
+    }
+  }
 }
 
 void block_lane(int32_t format, const uint8_t* panel, int lane, int64_t cols, float* out) {
@@ -106,7 +139,11 @@ void embed(Team& team, const OctavoInstruction& instruction, const OctavoProgram
       for (; id >= segment->rows; ++segment) id -= segment->rows;
       const uint8_t* panel =
           static_cast<const uint8_t*>(segment->data) + id / kLanes * panel_layout(segment->format, segment->cols).bytes;
-      read_lane(segment->format, panel, static_cast<int>(id % kLanes), segment->cols, out + t * instruction.width);
+      const int lane = static_cast<int>(id % kLanes);
+      if (format_of(segment->format).scale == Scale::span)
+        span_lane(segment->format, panel, lane, segment->cols, order_of(*segment), out + t * instruction.width);
+      else
+        read_lane(segment->format, panel, lane, segment->cols, out + t * instruction.width);
     }
   });
 }

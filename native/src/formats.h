@@ -17,13 +17,14 @@ enum class Scale {
   bytes,    // two levels: f16 d a superblock, one unsigned byte a group
   signed_bytes,
   nibbles, // two levels: one byte a group holds scale (low) and min (high)
+  span,    // one number for a span of inputs, which groups share; with mins a byte that is the span's zero point
 };
 
-enum class Values { integers, iq4_nl, mxfp4 };
+enum class Values { integers, iq4_nl, mxfp4, e4m3 };
 
 // A packed panel is 16 rows, lane by lane. Its planes follow each other, each over all inputs:
 //   dense:  [cols][16] of f32 or f16; bf16 as [cols / 2][16][2]
-//   blocks: low codes, high codes, d, dmin, group scales, group mins; those a format lacks take nothing
+//   blocks: low codes, high codes, d, dmin, scales, mins or zero points; those a format lacks take nothing
 // and the panel is padded to 64 bytes. In a unit of 32 inputs the codes stand so:
 //   8 bits  [4][2][16] words, input k of 8 at byte k / 2 of word k % 2
 //   4 bits  [4][16] words, input k of 8 at bit 4 k
@@ -32,8 +33,8 @@ enum class Values { integers, iq4_nl, mxfp4 };
 // so that a shift and a mask of a whole register give four inputs a lane, one a byte: those at 8 i + 2 byte + parity.
 // Inputs in 8 bits stand in the same order, so that a lane's four are one word: see linear_quantize.h.
 struct Format {
-  int block;        // inputs of a source block
-  int source_bytes; // of a source block
+  int block;        // inputs of a source block; with spans: that rows are a multiple of
+  int source_bytes; // of a source block; with spans: of the codes alone
   int low_bits;     // of an element when dense
   int high_bits;
   int group; // inputs that share a scale
@@ -47,10 +48,36 @@ struct Format {
   constexpr bool two_level() const {
     return scale == Scale::bytes || scale == Scale::signed_bytes || scale == Scale::nibbles;
   }
+  // Whether products with inputs in 8 bits exist: codes must be integers.
+  constexpr bool codable() const { return !dense() && values != Values::e4m3; }
 };
 
-constexpr Format format_of(int32_t format) {
-  switch (format) {
+// The parts of a number above its format. formats.h and instruction.h alone know where they are.
+constexpr int32_t base_of(int32_t number) { return number & (OCTAVO_SCALE_TYPE - 1); }
+constexpr int scale_type_of(int32_t number) { return number / OCTAVO_SCALE_TYPE % (OCTAVO_SPAN / OCTAVO_SCALE_TYPE); }
+constexpr int span_of(int32_t number) { return number / OCTAVO_SPAN % (OCTAVO_ORDERED / OCTAVO_SPAN); }
+constexpr bool is_ordered(int32_t number) { return number / OCTAVO_ORDERED % 2; }
+constexpr int kMostSpan = 5; // 1024 inputs
+
+// A span's code bytes for its inputs; a row is a multiple of them.
+constexpr Format span_format(int32_t number, int bits, bool zeros, int offset, Values values) {
+  const int span = span_of(number), type = scale_type_of(number);
+  const bool known = number >= 0 && number < 2 * OCTAVO_ORDERED && type <= OCTAVO_SCALE_SHARED &&
+                     (span <= kMostSpan || span == OCTAVO_WHOLE_ROW) && !(zeros && type == OCTAVO_SCALE_SHARED);
+  const int block = span == OCTAVO_WHOLE_ROW ? kUnit : kUnit << span;
+  return known ? Format{block, block * bits / 8, bits, 0, kUnit, Scale::span, zeros, offset, values} : Format{};
+}
+
+constexpr Format format_of(int32_t number) {
+  switch (base_of(number)) {
+  case OCTAVO_INT4: return span_format(number, 4, false, 8, Values::integers);
+  case OCTAVO_INT4Z: return span_format(number, 4, true, 0, Values::integers);
+  case OCTAVO_INT8: return span_format(number, 8, false, 0, Values::integers);
+  case OCTAVO_INT8Z: return span_format(number, 8, true, 0, Values::integers);
+  case OCTAVO_E4M3: return span_format(number, 8, false, 0, Values::e4m3);
+  default: break;
+  }
+  switch (number) {
   case OCTAVO_F32: return {1, 4, 32, 0, 0, Scale::none, false, 0, Values::integers};
   case OCTAVO_F16: return {1, 2, 16, 0, 0, Scale::none, false, 0, Values::integers};
   case OCTAVO_BF16: return {1, 2, 16, 0, 0, Scale::none, false, 0, Values::integers};
@@ -75,18 +102,41 @@ constexpr Format format_of(int32_t format) {
 constexpr float kIq4Nl[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr float kMxfp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-// Byte offsets of the planes of one panel, and the panel's size.
+// Byte offsets of the planes of one panel, and the panel's size; of formats with spans, what their scales are and how
+// far a group's number is shifted to get its span's.
 struct PanelLayout {
   int64_t low, high, super_scale, super_min, scale, min, bytes;
+  int scale_type, shift;
 };
+
+// Bytes of the scale of a span of 16 rows.
+constexpr int64_t span_scale_bytes(int type) {
+  return type == OCTAVO_SCALE_SHARED ? 4 : type == OCTAVO_SCALE_F32 ? 4 * kLanes : 2 * kLanes;
+}
+
+constexpr int64_t span_count(int32_t number, int64_t cols) {
+  return span_of(number) == OCTAVO_WHOLE_ROW ? 1 : cols / (kUnit << span_of(number));
+}
+
+// Of a row in its source.
+constexpr int64_t source_row_bytes(int32_t number, int64_t cols) {
+  const Format f = format_of(number);
+  const int64_t codes = cols / f.block * f.source_bytes;
+  if (f.scale != Scale::span) return codes;
+  const int type = scale_type_of(number);
+  const int64_t scale = type == OCTAVO_SCALE_F16 || type == OCTAVO_SCALE_BF16 ? 2 : 4;
+  return codes + span_count(number, cols) * (scale + (f.mins ? 1 : 0));
+}
 
 constexpr PanelLayout panel_layout(int32_t number, int64_t cols) {
   const Format f = format_of(number);
   const int64_t even = number == OCTAVO_BF16 ? cols + cols % 2 : cols;
-  const int64_t groups = f.dense() ? 0 : cols / f.group;
+  const bool spans = f.scale == Scale::span;
+  const int64_t groups = f.dense() ? 0 : spans ? span_count(number, cols) : cols / f.group;
   const int64_t super_bytes = f.two_level() ? cols / kSuperblock * kLanes * 2 : 0;
-  const int64_t scale_bytes = groups * kLanes * (f.scale == Scale::half ? 2 : 1);
-  const int64_t min_bytes = f.mins && f.scale != Scale::nibbles ? scale_bytes : 0;
+  const int64_t scale_bytes =
+      spans ? groups * span_scale_bytes(scale_type_of(number)) : groups * kLanes * (f.scale == Scale::half ? 2 : 1);
+  const int64_t min_bytes = f.mins && f.scale != Scale::nibbles ? (spans ? groups * kLanes : scale_bytes) : 0;
   PanelLayout layout{};
   layout.high = layout.low + even * kLanes / 8 * f.low_bits;
   layout.super_scale = layout.high + even * kLanes / 8 * f.high_bits;
@@ -94,9 +144,28 @@ constexpr PanelLayout panel_layout(int32_t number, int64_t cols) {
   layout.scale = layout.super_min + (f.mins ? super_bytes : 0);
   layout.min = layout.scale + scale_bytes;
   layout.bytes = (layout.min + min_bytes + 63) / 64 * 64;
+  layout.scale_type = scale_type_of(number);
+  layout.shift = span_of(number) == OCTAVO_WHOLE_ROW ? 62 : span_of(number);
   return layout;
 }
 
 constexpr int64_t panel_count(int64_t rows) { return (rows + kLanes - 1) / kLanes; }
+
+// Where the order of the inputs of an ordered segment stands, in bytes.
+constexpr int64_t order_offset(int32_t number, int64_t rows, int64_t cols) {
+  return panel_count(rows) * panel_layout(number, cols).bytes;
+}
+
+// The value of a code of OCTAVO_E4M3, times 2^8 as kernels take it: exponent and fraction at a float's place, where a
+// set bit makes up for the bias; codes without exponent are plain multiples of 2^-9.
+inline float e4m3_times_256(uint32_t code) {
+  const uint32_t size = code & 127;
+  const uint32_t bits = 0x40000000u | size << 20;
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof value);
+  if (size < 8) value = 0.5f * static_cast<float>(size);
+  return code & 128 ? -value : value;
+}
+constexpr bool is_e4m3_nan(uint8_t code) { return (code & 127) == 127; }
 
 } // namespace octavo

@@ -19,6 +19,7 @@ struct Product {
   int segment_count;
   LinearInputs in;
   int64_t first_input;   // the prepared row that is row 0 here
+  int64_t first_output;  // the column of the first segment's first row
   const float* bias;     // null: none
   const float* residual; // null: none
   float* out;
@@ -89,7 +90,7 @@ int64_t few_parts(const Product& product, int threads) {
 void few_rows(Team& team, const Product& product) {
   const int64_t parts = few_parts(product, team.threads());
   team.parallel(parts, [&](int64_t part, int) {
-    int64_t first_output = 0;
+    int64_t first_output = product.first_output;
     for (int s = 0; s < product.segment_count; ++s) {
       const OctavoSegment& segment = product.segments[s];
       const int64_t panels = panel_count(segment.rows), pairs = (panels + 1) / 2;
@@ -133,7 +134,7 @@ int64_t all_strips(const Product& product, int widest) {
 }
 
 void run_strip(Team& team, int thread, const Product& product, int widest, int64_t index, int64_t row, int rows) {
-  int64_t first_output = 0;
+  int64_t first_output = product.first_output;
   int s = 0;
   for (;; ++s) {
     const int64_t here = strip_count(panel_count(product.segments[s].rows), widest);
@@ -197,6 +198,37 @@ void run_head(Team& team, int thread, const Product& product, int64_t row, int64
     run_strip(team, thread, product, kWidestMany, strip, row, static_cast<int>(rows));
 }
 
+// --- segments that take the inputs in an order of their own ---
+
+bool same_order(const OctavoSegment& a, const OctavoSegment& b) {
+  const int32_t *first = order_of(a), *second = order_of(b);
+  if (!first || !second) return first == second;
+  return memcmp(first, second, static_cast<size_t>(a.cols) * sizeof *first) == 0;
+}
+
+void gather(Team& team, const float* x, const int32_t* order, int64_t rows, int64_t cols, float* out) {
+  team.parallel_ranges(rows, kWorthSharing / (cols + 1) + 1, [&](int64_t begin, int64_t end, int) {
+    for (int64_t row = begin; row < end; ++row)
+      for (int64_t k = 0; k < cols; ++k) out[row * cols + k] = x[row * cols + order[k]];
+  });
+}
+
+// Prepares the inputs for segments of one order, and multiplies.
+void run_product(Team& team, Product& product, const float* x, int64_t depth) {
+  const Needs needs = needs_of(product.segments, product.segment_count, product.coded);
+  const RowLayout layout{product.rows, depth, product.rows > kFewLimit};
+  const int32_t* order = order_of(product.segments[0]);
+  const int64_t gathered = order ? (product.rows * depth + 15) / 16 * 16 : 0;
+  const int64_t floats = gathered + prepared_floats(needs, layout);
+  float* memory = floats > 0 ? team.shared(static_cast<size_t>(floats)) : nullptr;
+  if (order) gather(team, x, order, product.rows, depth, memory);
+  product.in = prepare(team, needs, order ? memory : x, layout, memory + gathered);
+  if (product.rows <= kFewLimit)
+    few_rows(team, product);
+  else
+    many_rows(team, product);
+}
+
 } // namespace
 
 void linear(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep&,
@@ -204,22 +236,21 @@ void linear(Team& team, const OctavoInstruction& instruction, const OctavoProgra
   if (rows <= 0) return;
   Product product{};
   product.segments = static_cast<const OctavoSegment*>(instruction.p[0]);
-  product.segment_count = instruction.i[1];
   product.bias = static_cast<const float*>(instruction.p[1]);
   product.residual = instruction.in1 >= 0 ? program.buffer[instruction.in1] : nullptr;
   product.out = program.buffer[instruction.out];
   product.width = instruction.width;
   product.rows = rows;
   product.coded = instruction.i[2] != 0;
-  const Needs needs = needs_of(product.segments, product.segment_count, product.coded);
-  const RowLayout layout{rows, instruction.depth, rows > kFewLimit};
-  const int64_t floats = prepared_floats(needs, layout);
-  float* memory = floats > 0 ? team.shared(static_cast<size_t>(floats)) : nullptr;
-  product.in = prepare(team, needs, program.buffer[instruction.in0], layout, memory);
-  if (rows <= kFewLimit)
-    few_rows(team, product);
-  else
-    many_rows(team, product);
+  // One product for each run of segments with the same order of inputs: all of them, but in odd checkpoints.
+  for (int left = instruction.i[1]; left > 0; left -= product.segment_count) {
+    product.segment_count = 1;
+    while (product.segment_count < left && same_order(product.segments[0], product.segments[product.segment_count]))
+      ++product.segment_count;
+    run_product(team, product, program.buffer[instruction.in0], instruction.depth);
+    for (int s = 0; s < product.segment_count; ++s) product.first_output += product.segments[s].rows;
+    product.segments += product.segment_count;
+  }
 }
 
 void head_linear(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep&,

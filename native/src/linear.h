@@ -2,10 +2,18 @@
 #pragma once
 #include <stdint.h>
 
+#include "formats.h"
 #include "octavo/instruction.h"
 #include "thread_team.h"
 
 namespace octavo {
+
+// Which input each column of a segment belongs to; null: its own.
+inline const int32_t* order_of(const OctavoSegment& segment) {
+  if (!is_ordered(segment.format)) return nullptr;
+  const auto* data = static_cast<const uint8_t*>(segment.data);
+  return reinterpret_cast<const int32_t*>(data + order_offset(segment.format, segment.rows, segment.cols));
+}
 
 // out = in0 @ w^T, then + bias, then + residual; out may be the residual's buffer. The order of every sum depends on
 // the format and the depth alone: a row has the same bits whatever `rows` and the team are.

@@ -168,6 +168,7 @@ template <int Number> inline Vec16 float_of_codes(const Int16& codes) {
 // Kernels on integers (Int) multiply nothing.
 template <int Number, bool Int = false> constexpr float value_unit() {
   if (Int) return 1.0f;
+  if (format_of(Number).values == Values::e4m3) return 0x1p8f;
 #if defined(OCTAVO_ISA_AVX512)
   if (format_of(Number).low_bits + format_of(Number).high_bits == 6) return 0x1p24f;
 #endif
@@ -231,10 +232,87 @@ template <int Number, int Byte> inline void read_byte_pair(const Int16& even, co
   out[2 * Byte + 1] = value_of_byte<Number, Byte>(odd);
 }
 
+// Floats of 8 bits, times 2^8: sign, exponent and fraction are moved to a float's place, and the exponent's highest bit
+// set. A code whose exponent is 0 has no implicit one: 2 + fraction / 4 becomes fraction / 2. These are rare (the
+// smallest 2^-15 of a scale's range), so that AVX-512 looks first whether eight inputs have any.
+#if defined(OCTAVO_ISA_AVX512)
+template <int Byte, bool Rare> inline Vec16 e4m3_of_byte(__m512i bytes) {
+  constexpr int kPick = static_cast<int>(static_cast<uint32_t>(Byte) << 24 | 0x808080u);
+  const __m512i pick =
+      _mm512_add_epi32(_mm512_set1_epi32(kPick), _mm512_broadcast_i32x4(_mm_setr_epi32(0, 4 << 24, 8 << 24, 12 << 24)));
+  const __m512i front = _mm512_shuffle_epi8(bytes, pick);
+  const __m512i value = _mm512_ternarylogic_epi32(_mm512_srai_epi32(front, 4), _mm512_set1_epi32(0x87f00000 - (1ll << 32)),
+                                                  _mm512_set1_epi32(0x40000000), 0xea);
+  __m512 result = _mm512_castsi512_ps(value);
+  if constexpr (Rare) {
+    const __m512i sign = _mm512_and_si512(front, _mm512_set1_epi32(INT32_MIN));
+    const __m512i four = _mm512_xor_si512(sign, _mm512_castps_si512(_mm512_set1_ps(-4.0f)));
+    const __mmask16 none = _mm512_testn_epi32_mask(front, _mm512_set1_epi32(0x78000000));
+    result = _mm512_mask_fmadd_ps(result, none, _mm512_set1_ps(2.0f), _mm512_castsi512_ps(four));
+  }
+  return {result};
+}
+
+template <bool Rare> inline void read_eight_e4m3(const Int16& even, const Int16& odd, Vec16 (&out)[8]) {
+  out[0] = e4m3_of_byte<0, Rare>(even.v);
+  out[1] = e4m3_of_byte<0, Rare>(odd.v);
+  out[2] = e4m3_of_byte<1, Rare>(even.v);
+  out[3] = e4m3_of_byte<1, Rare>(odd.v);
+  out[4] = e4m3_of_byte<2, Rare>(even.v);
+  out[5] = e4m3_of_byte<2, Rare>(odd.v);
+  out[6] = e4m3_of_byte<3, Rare>(even.v);
+  out[7] = e4m3_of_byte<3, Rare>(odd.v);
+}
+
+inline void read_eight_e4m3(const uint8_t* low, Vec16 (&out)[8]) {
+  const Int16 even = load_words(low), odd = load_words(low + 64);
+  const __m512i exponent = _mm512_set1_epi8(0x78);
+  const __mmask64 none = _mm512_testn_epi8_mask(even.v, exponent) | _mm512_testn_epi8_mask(odd.v, exponent);
+  if (__builtin_expect(none != 0, 0))
+    read_eight_e4m3<true>(even, odd, out);
+  else
+    read_eight_e4m3<false>(even, odd, out);
+}
+#elif defined(OCTAVO_ISA_AVX2)
+template <int Byte> inline __m256 e4m3_of_byte(__m256i words) {
+  const __m256i front = _mm256_slli_epi32(words, 24 - 8 * Byte);
+  const __m256i kept = _mm256_and_si256(_mm256_srai_epi32(front, 4), _mm256_set1_epi32(0x87f00000 - (1ll << 32)));
+  const __m256 value = _mm256_castsi256_ps(_mm256_or_si256(kept, _mm256_set1_epi32(0x40000000)));
+  const __m256i sign = _mm256_and_si256(front, _mm256_set1_epi32(INT32_MIN));
+  const __m256 four = _mm256_castsi256_ps(_mm256_xor_si256(sign, _mm256_castps_si256(_mm256_set1_ps(-4.0f))));
+  const __m256i exponent = _mm256_and_si256(front, _mm256_set1_epi32(0x78000000));
+  const __m256i none = _mm256_cmpeq_epi32(exponent, _mm256_setzero_si256());
+  return _mm256_blendv_ps(value, _mm256_fmadd_ps(value, _mm256_set1_ps(2.0f), four), _mm256_castsi256_ps(none));
+}
+
+template <int Byte> inline void read_e4m3_pair(const Int16& even, const Int16& odd, Vec16 (&out)[8]) {
+  out[2 * Byte] = {e4m3_of_byte<Byte>(even.a), e4m3_of_byte<Byte>(even.b)};
+  out[2 * Byte + 1] = {e4m3_of_byte<Byte>(odd.a), e4m3_of_byte<Byte>(odd.b)};
+}
+
+inline void read_eight_e4m3(const uint8_t* low, Vec16 (&out)[8]) {
+  const Int16 even = load_words(low), odd = load_words(low + 64);
+  read_e4m3_pair<0>(even, odd, out);
+  read_e4m3_pair<1>(even, odd, out);
+  read_e4m3_pair<2>(even, odd, out);
+  read_e4m3_pair<3>(even, odd, out);
+}
+#else
+inline void read_eight_e4m3(const uint8_t* low, Vec16 (&out)[8]) {
+  for (int k = 0; k < 8; ++k) {
+    float lane[kLanes];
+    for (int i = 0; i < kLanes; ++i) lane[i] = e4m3_times_256(low[(k % 2 * kLanes + i) * 4 + k / 2]);
+    out[k] = load(lane);
+  }
+}
+#endif
+
 // out[k]: value, times value_unit, of input 8 Row + k of the unit whose planes are low and high.
 template <int Number, int Row> inline void read_eight(const uint8_t* low, const uint8_t* high, Vec16 (&out)[8]) {
   constexpr Format f = format_of(Number);
-  if constexpr (f.low_bits == 8) {
+  if constexpr (f.values == Values::e4m3) {
+    read_eight_e4m3(low + Row * 128, out);
+  } else if constexpr (f.low_bits == 8) {
     const Int16 even = load_words(low + Row * 128), odd = load_words(low + Row * 128 + 64);
     read_byte_pair<Number, 0>(even, odd, out);
     read_byte_pair<Number, 1>(even, odd, out);
@@ -263,6 +341,15 @@ inline Vec16 load_exponents(const uint8_t* p) {
   return scale2(set1(1.0f), power);
 }
 
+// Of a span.
+inline Vec16 load_span_scales(const uint8_t* panel, const PanelLayout& at, int64_t span) {
+  const uint8_t* p = panel + at.scale;
+  if (at.scale_type == OCTAVO_SCALE_F16) return load_halves(p + span * 2 * kLanes);
+  if (at.scale_type == OCTAVO_SCALE_BF16) return load_bf16(reinterpret_cast<const uint16_t*>(p) + span * kLanes);
+  const float* wide = reinterpret_cast<const float*>(p);
+  return at.scale_type == OCTAVO_SCALE_F32 ? load(wide + span * kLanes) : set1(wide[span]);
+}
+
 // What the groups of a superblock share: d and, negated because GGUF's K-quants subtract their mins, dmin. Formats of
 // one level have no use for it.
 struct SuperScales {
@@ -285,7 +372,10 @@ template <int Number, bool Int = false>
 inline Vec16 group_scale(const uint8_t* panel, const PanelLayout& at, const SuperScales& shared, int64_t group) {
   constexpr Format f = format_of(Number);
   const uint8_t* bytes = panel + at.scale + group * kLanes;
-  if constexpr (f.scale == Scale::half) {
+  if constexpr (f.scale == Scale::span) {
+    const Vec16 scale = load_span_scales(panel, at, group >> at.shift);
+    return value_unit<Number, Int>() == 1.0f ? scale : scale * set1(1.0f / value_unit<Number, Int>());
+  } else if constexpr (f.scale == Scale::half) {
     const Vec16 scale = load_halves(panel + at.scale + group * 2 * kLanes);
     return value_unit<Number, Int>() == 1.0f ? scale : scale * set1(1.0f / value_unit<Number, Int>());
   } else if constexpr (f.scale == Scale::exponent)
@@ -302,7 +392,11 @@ inline Vec16 group_scale(const uint8_t* panel, const PanelLayout& at, const Supe
 template <int Number>
 inline Vec16 group_min(const uint8_t* panel, const PanelLayout& at, const SuperScales& shared, int64_t group) {
   constexpr Format f = format_of(Number);
-  if constexpr (f.scale == Scale::half)
+  if constexpr (f.scale == Scale::span) {
+    const uint8_t* zeros = panel + at.min + (group >> at.shift) * kLanes;
+    const Vec16 code = to_float(f.low_bits == 8 ? load_signed_bytes(zeros) : load_unsigned_bytes(zeros));
+    return load_span_scales(panel, at, group >> at.shift) * (zero() - code);
+  } else if constexpr (f.scale == Scale::half)
     return load_halves(panel + at.min + group * 2 * kLanes);
   else if constexpr (f.scale == Scale::nibbles)
     return shared.min * to_float(shift_right<4>(load_unsigned_bytes(panel + at.scale + group * kLanes)));

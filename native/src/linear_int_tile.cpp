@@ -128,8 +128,10 @@ template void run_int_tile<16, false, true, false>(const IntTile&, int, int);
 template void run_int_tile<16, true, false, false>(const IntTile&, int, int);
 #if defined(OCTAVO_ISA_AVX512)
 template void run_int_tile<32, false, true, true>(const IntTile&, int, int);
+template void run_int_tile<32, true, true, true>(const IntTile&, int, int);
 #else
 template void run_int_tile<32, false, false, true>(const IntTile&, int, int);
+template void run_int_tile<32, true, false, true>(const IntTile&, int, int);
 #endif
 
 } // namespace octavo

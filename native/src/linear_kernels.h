@@ -67,13 +67,17 @@ struct LinearKernel {
 LinearKernel dense_kernel(int32_t format);
 LinearKernel legacy_kernel(int32_t format);
 LinearKernel k_quant_kernel(int32_t format);
+LinearKernel span_kernel(int32_t format);
 LinearKernel int_legacy_kernel(int32_t format);
 LinearKernel int_k_quant_kernel(int32_t format);
+LinearKernel int_span_kernel(int32_t format);
 
-// coded: for inputs in 8 bits, which dense formats don't have.
+// coded: for inputs in 8 bits, where the format can take them.
 inline LinearKernel linear_kernel(int32_t format, bool coded) {
   const Format f = format_of(format);
-  if (coded && !f.dense()) return f.two_level() ? int_k_quant_kernel(format) : int_legacy_kernel(format);
+  if (f.scale == Scale::span)
+    return coded && f.codable() ? int_span_kernel(base_of(format)) : span_kernel(base_of(format));
+  if (coded && f.codable()) return f.two_level() ? int_k_quant_kernel(format) : int_legacy_kernel(format);
   return f.dense() ? dense_kernel(format) : f.two_level() ? k_quant_kernel(format) : legacy_kernel(format);
 }
 

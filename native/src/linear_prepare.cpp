@@ -110,8 +110,8 @@ Needs needs_of(const OctavoSegment* segments, int count, bool coded) {
   for (int s = 0; s < count; ++s) {
     const Format f = format_of(segments[s].format);
     needs.bf16 |= segments[s].format == OCTAVO_BF16;
-    needs.values |= segments[s].format != OCTAVO_BF16 && (!coded || f.dense());
-    if (coded && !f.dense()) {
+    needs.values |= segments[s].format != OCTAVO_BF16 && !(coded && f.codable());
+    if (coded && f.codable()) {
       needs.codes = true;
       needs.code_sums16 |= f.mins && f.group == 16;
       needs.code_sums32 |= f.mins && f.group == 32;

@@ -74,7 +74,56 @@ void pack_blocks(int32_t format, const SourcePanel& source, int64_t cols, uint8_
   }
 }
 
+// --- formats whose scales belong to spans: a row is its codes, its scales, its zero points ---
+
+// Parts of one row's source.
+struct SpanRow {
+  const uint8_t *codes, *scales, *zeros;
+};
+
+SpanRow span_row(int32_t number, const uint8_t* row, int64_t cols) {
+  const Format f = format_of(number);
+  const uint8_t* scales = row + cols / f.block * f.source_bytes;
+  const int64_t spans = span_count(number, cols), zeros = f.mins ? spans : 0;
+  return {row, scales, row + source_row_bytes(number, cols) - zeros};
+}
+
+int64_t scale_width(int32_t number) {
+  const int type = scale_type_of(number);
+  return type == OCTAVO_SCALE_F16 || type == OCTAVO_SCALE_BF16 ? 2 : 4;
+}
+
+void write_span_scales(int32_t number, const SourcePanel& source, int64_t cols, uint8_t* out) {
+  const PanelLayout at = panel_layout(number, cols);
+  const int64_t spans = span_count(number, cols), width = scale_width(number);
+  const bool shared = scale_type_of(number) == OCTAVO_SCALE_SHARED;
+  std::memset(out + at.scale, 0, static_cast<size_t>(at.bytes - at.scale));
+  for (int lane = 0; lane < (shared ? 1 : source.rows); ++lane) {
+    const SpanRow row = span_row(number, source.first + lane * source.row_bytes, cols);
+    for (int64_t span = 0; span < spans; ++span) {
+      const int64_t place = shared ? span : span * kLanes + lane;
+      std::memcpy(out + at.scale + place * width, row.scales + span * width, static_cast<size_t>(width));
+      if (format_of(number).mins) out[at.min + span * kLanes + lane] = row.zeros[span];
+    }
+  }
+}
+
+void pack_spans(int32_t number, const SourcePanel& source, int64_t cols, uint8_t* out) {
+  const Format f = format_of(number);
+  uint8_t code[kUnit][kLanes] = {};
+  for (int64_t unit = 0; unit < cols / kUnit; ++unit) {
+    for (int lane = 0; lane < source.rows; ++lane) {
+      const uint8_t* codes = source.first + lane * source.row_bytes + unit * kUnit * f.low_bits / 8;
+      for (int k = 0; k < kUnit; ++k)
+        code[k][lane] = f.low_bits == 8 ? codes[k] : static_cast<uint8_t>(codes[k / 2] >> (4 * (k % 2)) & 15);
+    }
+    write_unit(f, code, out + unit * 64 * f.low_bits, nullptr);
+  }
+  write_span_scales(number, source, cols, out);
+}
+
 void pack_panel(int32_t format, const SourcePanel& source, int64_t cols, uint8_t* out) {
+  if (format_of(format).scale == Scale::span) return pack_spans(format, source, cols, out);
   const PanelLayout at = panel_layout(format, cols);
   switch (format) {
   case OCTAVO_F32: pack_words<uint32_t>(source, cols, out); break;
@@ -116,8 +165,23 @@ template <class Word> bool finite_words(const uint8_t* p, int64_t count, Word ex
   return finite;
 }
 
+bool finite_span_row(int32_t number, const uint8_t* row, int64_t cols) {
+  const Format f = format_of(number);
+  const SpanRow parts = span_row(number, row, cols);
+  const int64_t spans = span_count(number, cols);
+  bool finite = true;
+  if (f.values == Values::e4m3)
+    for (int64_t k = 0; k < cols; ++k) finite &= !is_e4m3_nan(parts.codes[k]);
+  switch (scale_type_of(number)) {
+  case OCTAVO_SCALE_F16: return finite && finite_words<uint16_t>(parts.scales, spans, 0x7c00);
+  case OCTAVO_SCALE_BF16: return finite && finite_words<uint16_t>(parts.scales, spans, 0x7f80);
+  default: return finite && finite_words<uint32_t>(parts.scales, spans, 0x7f800000);
+  }
+}
+
 bool finite_row(int32_t format, const uint8_t* row, int64_t cols) {
   const Format f = format_of(format);
+  if (f.scale == Scale::span) return finite_span_row(format, row, cols);
   if (format == OCTAVO_F32) return finite_words<uint32_t>(row, cols, 0x7f800000);
   if (format == OCTAVO_F16) return finite_words<uint16_t>(row, cols, 0x7c00);
   if (format == OCTAVO_BF16) return finite_words<uint16_t>(row, cols, 0x7f80);
@@ -130,7 +194,7 @@ int64_t row_bytes(int32_t format, int64_t cols) {
   const Format f = format_of(format);
   if (!f.known()) return -1;
   if (cols % f.block) return -2;
-  return cols / f.block * f.source_bytes;
+  return source_row_bytes(format, cols);
 }
 
 } // namespace
@@ -143,7 +207,8 @@ int64_t octavo_source_bytes(int32_t format, int64_t rows, int64_t cols) {
 
 int64_t octavo_packed_bytes(int32_t format, int64_t rows, int64_t cols) {
   const int64_t bytes = octavo::row_bytes(format, cols);
-  return bytes < 0 ? bytes : octavo::panel_count(rows) * octavo::panel_layout(format, cols).bytes;
+  if (bytes < 0) return bytes;
+  return octavo::order_offset(format, rows, cols) + (octavo::is_ordered(format) ? cols * 4 : 0);
 }
 
 int32_t octavo_pack(void* team, int32_t format, const void* source, int64_t rows, int64_t cols, void* packed) {

@@ -5,6 +5,7 @@
 //   fitted
 //         to them by least squares, twice; the choice with the least squared error is kept. Ranges narrower than the
 //         block's cut off its extremes, which pays where few numbers are far out.
+//   e4m3  one scale a row: largest |x| / 448, codes to nearest.
 #include <math.h>
 #include <string.h>
 
@@ -114,6 +115,38 @@ void write_q4_1(const Block& x, uint8_t* out) {
   for (int k = 0; k < 16; ++k) out[4 + k] = static_cast<uint8_t>(codes[k] | codes[k + 16] << 4);
 }
 
+// The nearest of the format's numbers, ties to even; |value| <= 448. Below 2^-6 they are multiples of 2^-9.
+uint8_t to_e4m3(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  const uint32_t size = bits & 0x7fffffff;
+  const uint32_t normal = ((size + 0x7ffff + (size >> 20 & 1)) >> 20) - (120 << 3);
+  const auto small = static_cast<uint32_t>(nearbyintf(fabsf(value) * 512.0f));
+  return static_cast<uint8_t>((size < 0x3c800000 ? small : normal) | bits >> 31 << 7);
+}
+
+constexpr float kLargestE4m3 = 448.0f;
+constexpr int32_t kE4m3Rows = OCTAVO_E4M3 + OCTAVO_SCALE_F32 * OCTAVO_SCALE_TYPE + OCTAVO_WHOLE_ROW * OCTAVO_SPAN;
+
+// Codes, then the scale: what makes the row's largest number the format's.
+void write_e4m3_row(int32_t format, const uint8_t* row, int64_t cols, uint8_t* out) {
+  Vec16 most = zero();
+  for (int64_t k = 0; k < cols; k += kUnit) {
+    const Block x = read_block(format, row, k);
+    most = max(most, max(absolute(x.low), absolute(x.high)));
+  }
+  const float scale = largest(most) > 0.0f ? largest(most) / kLargestE4m3 : 1.0f;
+  const Vec16 divisor = set1(scale), limit = set1(kLargestE4m3);
+  for (int64_t k = 0; k < cols; k += kUnit) {
+    const Block x = read_block(format, row, k);
+    float values[kUnit];
+    store(values, max(min(x.low / divisor, limit), zero() - limit));
+    store(values + 16, max(min(x.high / divisor, limit), zero() - limit));
+    for (int i = 0; i < kUnit; ++i) out[k + i] = to_e4m3(values[i]);
+  }
+  memcpy(out + cols, &scale, sizeof scale);
+}
+
 } // namespace
 } // namespace octavo
 
@@ -121,19 +154,26 @@ int32_t octavo_quantize(void* team, int32_t format, const void* source, int64_t 
                         void* blocks) {
   using namespace octavo;
   const Format from = format_of(format), to = format_of(target);
-  if (!from.known() || !from.dense() || (target != OCTAVO_Q8_0 && target != OCTAVO_Q4_1)) return -1;
+  if (!from.known() || !from.dense() || (target != OCTAVO_Q8_0 && target != OCTAVO_Q4_1 && target != kE4m3Rows))
+    return -1;
   if (cols % to.block) return -2;
   const int64_t row_bytes = cols * from.source_bytes, count = cols / to.block;
   static_cast<Team*>(team)->parallel_ranges(rows, 65536 / cols + 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t row = begin; row < end; ++row)
+    for (int64_t row = begin; row < end; ++row) {
+      const uint8_t* from_row = static_cast<const uint8_t*>(source) + row * row_bytes;
+      if (target == kE4m3Rows) {
+        write_e4m3_row(format, from_row, cols, static_cast<uint8_t*>(blocks) + row * source_row_bytes(target, cols));
+        continue;
+      }
       for (int64_t block = 0; block < count; ++block) {
-        const Block x = read_block(format, static_cast<const uint8_t*>(source) + row * row_bytes, block * to.block);
+        const Block x = read_block(format, from_row, block * to.block);
         uint8_t* out = static_cast<uint8_t*>(blocks) + (row * count + block) * to.source_bytes;
         if (target == OCTAVO_Q8_0)
           write_q8_0(x, out);
         else
           write_q4_1(x, out);
       }
+    }
   });
   return 0;
 }

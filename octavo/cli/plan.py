@@ -70,6 +70,7 @@ class Plan:
     setup: Setup
     available_bytes: int
     file_bytes: int
+    checkpoint: tuple[str, ...]  # what a quantized checkpoint is, and what was left out or expanded
     formats: tuple["FormatBytes", ...]
     vector_bytes: int
     activation_bytes: int
@@ -143,6 +144,7 @@ def make_plan(config: EngineConfig, concurrency: int, memory: int | None) -> Pla
         setup=setup,
         available_bytes=request.available,
         file_bytes=source.file_bytes,
+        checkpoint=() if source.quantized is None else (source.method, *source.quantized.notes),
         formats=footprint.formats,
         vector_bytes=footprint.vector_bytes,
         activation_bytes=footprint.activation_bytes(setup.max_num_batched_tokens, setup.max_num_seqs),
@@ -245,7 +247,8 @@ def _pair(name: str, value: object) -> str:
 
 
 def _weight_lines(plan: Plan) -> list[str]:
-    lines = [
+    lines = [_pair("checkpoint", text) for text in plan.checkpoint]
+    lines += [
         _pair(entry.format, f"{format_size(entry.packed):>10} packed, {format_size(entry.stored):>10} in the file")
         for entry in plan.formats
     ]

@@ -141,7 +141,9 @@ def _fields(spec: object) -> str:
 
 
 def _choice_lines(engine: Engine) -> list[str]:
-    return [_pair(name, f"{choice.value!s:28} {choice.reason}") for name, choice in engine.resolved.choices()]
+    lines = [_pair(name, f"{choice.value!s:28} {choice.reason}") for name, choice in engine.resolved.choices()]
+    quantized = engine.source.quantized
+    return lines + [_pair("checkpoint", note) for note in (() if quantized is None else quantized.notes)]
 
 
 def _memory_lines(engine: Engine) -> list[str]:

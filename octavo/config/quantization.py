@@ -5,39 +5,50 @@ from octavo.errors import ConfigError, UnsupportedError
 _ASKED = "asked for"
 FORMAT_OF_DTYPE = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 # What most weights are stored as under each scheme; octavo/quantization/quantize.py has the rest.
-FORMAT_OF_SCHEME = {"int8": "q8_0", "int4": "q4_1"}
-# vLLM's names of checkpoints' own formats, and of roundings of its own.
-_CHECKPOINTS = ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "bitsandbytes", "torchao", "modelopt")
-_FP8 = ("fp8", "fbgemm_fp8", "ptpc_fp8", "mxfp4", "mxfp8")
+FORMAT_OF_SCHEME = {"int8": "q8_0", "int4": "q4_1", "fp8": "e4m3_row_f32"}
+# vLLM's names of quantized checkpoints, and the kind each is; any kernel of its own is not a choice here.
+_CHECKPOINTS = {
+    "awq": "awq", "awq_marlin": "awq", "gptq": "gptq", "gptq_marlin": "gptq",
+    "compressed-tensors": "compressed-tensors", "compressed_tensors": "compressed-tensors", "fp8": "fp8",
+    "fbgemm_fp8": "fp8", "modelopt": "fp8", "gguf": "gguf",
+}  # fmt: skip
+_MISSING = ("bitsandbytes", "torchao", "ptpc_fp8", "mxfp4", "mxfp8", "modelopt_fp4", "experts_int8", "quark", "hqq")
 
 
-def choose_quantization(asked: str | None, stored: str) -> tuple[str, str]:
+def choose_quantization(asked: str | None, stored: str, method: str = "") -> tuple[str, str]:
     """The scheme that unquantized weights are rounded by, or "none"; and why.
 
     Args:
         stored: the format that most weights have in the file.
+        method: what the checkpoint itself says it is ("gptq", ...), with a description after a colon; "": nothing.
 
     Raises:
         UnsupportedError: a name of vLLM's that Octavo has nothing for.
         ConfigError: another name, or the file is quantized already.
     """
-    quantized = stored not in FORMAT_OF_DTYPE.values()
-    if asked in (None, "auto", "none") or (asked == "gguf" and quantized):
-        return ("none", f"the file's {stored}" if quantized else "not asked for")
-    ours = " and ".join(FORMAT_OF_SCHEME)
-    if asked == "gguf":
-        raise ConfigError(f"quantization gguf: the model is no quantized GGUF file but {stored}; {ours} would round it")
-    if asked in _CHECKPOINTS:
-        raise UnsupportedError(f"quantization {asked} is not supported yet; {ours} round an unquantized checkpoint")
-    if asked in _FP8:
-        raise UnsupportedError(f"quantization {asked} is not supported; {ours} are, and GGUF files of any type")
-    if asked not in FORMAT_OF_SCHEME:
-        raise ConfigError(f"unknown quantization {asked!r}: there are {ours}")
-    if quantized:
+    quantized = stored not in FORMAT_OF_DTYPE.values() or bool(method)
+    kind, _, text = method.partition(": ")
+    kind = kind or ("gguf" if quantized else "")
+    if asked in (None, "auto", "none") or (quantized and _CHECKPOINTS.get(asked) == kind):
+        return ("none", f"the file's {stored}{f' ({text})' if text else ''}" if quantized else "not asked for")
+    ours = ", ".join(FORMAT_OF_SCHEME)
+    if quantized and (asked in _CHECKPOINTS or asked in FORMAT_OF_SCHEME):
+        what = f"the checkpoint is {kind}" if kind != "gguf" else "it is a GGUF file"
         raise ConfigError(
-            f"quantization {asked}: the file's weights are {stored} already, and rounding them again would only lose; "
+            f"quantization {asked}: {what}, its weights are {stored} already, and rounding them again would only lose; "
             "leave it out, or load the unquantized model"
         )
+    if asked == "gguf":
+        raise ConfigError(f"quantization gguf: the model is no quantized GGUF file but {stored}; {ours} would round it")
+    if asked in _CHECKPOINTS and asked not in FORMAT_OF_SCHEME:
+        raise ConfigError(
+            f"quantization {asked}: the model's configuration speaks of no quantization, its weights are {stored}; "
+            f"leave it out, or let one of {ours} round them"
+        )
+    if asked in _MISSING:
+        raise UnsupportedError(f"quantization {asked} is not supported; {ours} round an unquantized checkpoint")
+    if asked not in FORMAT_OF_SCHEME:
+        raise ConfigError(f"unknown quantization {asked!r}: there are {ours}")
     return (asked, _ASKED)
 
 
@@ -59,6 +70,8 @@ def choose_linear_compute(asked: str, weights: str, scheme: str, backend: str) -
         return (asked, _ASKED)
     if weights in FORMAT_OF_DTYPE.values():
         return ("exact", f"weights are {weights}")
+    if scheme == "fp8":
+        return ("exact", "codes that are floats are multiplied as floats")
     if scheme in FORMAT_OF_SCHEME:
         return ("int8", f"weights are rounded to {weights} for speed, and rounding inputs costs little beside that")
     return ("exact", f"a file in {weights} answers as it was made to; int8 is faster in prompts and batches")

@@ -45,6 +45,7 @@ class ModelFacts:
     vocab: int
     format: str  # in which most weights are stored: "bf16", "q4_k", ...
     file_bytes: int
+    method: str = ""  # what a quantized checkpoint says it is: "gptq: 4 bits, groups of 128, ..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def resolve_model(
     threads = _threads(config, machine, environment)
     max_model_len = _max_model_len(config, facts)
     max_num_seqs = _max_num_seqs(config, facts, machine, threads.value)
-    quantization = Choice(*choose_quantization(config.model.quantization, facts.format))
+    quantization = Choice(*choose_quantization(config.model.quantization, facts.format, facts.method))
     weights = _weights(config, facts, quantization.value)
     backend, isa = _backend(config, environment, isas)
     return ResolvedModel(

@@ -161,6 +161,7 @@ def resolve_for(config: EngineConfig, source: ModelSource, machine: Machine) -> 
         vocab=source.spec.vocab,
         format=source.dtype,
         file_bytes=source.file_bytes,
+        method=source.method,
     )
     isas = () if config.execution.backend == "torch" else supported_isas()
     return resolve_model(config, facts, machine, read_environment(), isas)

@@ -237,7 +237,7 @@ def _rounded(source: ModelSource, config: EngineConfig, model: ResolvedModel) ->
     now = HeaderFootprint(source, model, config.model.dtype).weight_bytes
     for scheme in FORMAT_OF_SCHEME:
         try:
-            rounded = replace(model, quantization=Choice(*choose_quantization(scheme, source.dtype)))
+            rounded = replace(model, quantization=Choice(*choose_quantization(scheme, source.dtype, source.method)))
             footprint = HeaderFootprint(source, rounded, config.model.dtype)
             if footprint.weight_bytes < now:
                 yield f"--quantization {scheme}", footprint
@@ -254,7 +254,8 @@ def _other_files(source: ModelSource, config: EngineConfig, model: ResolvedModel
             if path == source.path or path.stat().st_size >= source.file_bytes:
                 continue
             other = open_model(path)
-            rounded = replace(model, quantization=Choice(*choose_quantization(config.model.quantization, other.dtype)))
+            choice = Choice(*choose_quantization(config.model.quantization, other.dtype, other.method))
+            rounded = replace(model, quantization=choice)
             if _shape(other.spec) == _shape(source.spec):
                 found.append((f"--model {path}", HeaderFootprint(other, rounded, config.model.dtype)))
         except (OctavoError, OSError):

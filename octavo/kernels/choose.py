@@ -55,6 +55,6 @@ def _format_choice(name: str, share: float, coded: bool) -> KernelChoice:
     inputs = "activations stay float32"
     if name == "bf16":
         inputs = "activations rounded to bf16"
-    elif coded and name not in _DENSE:
+    elif coded and name not in _DENSE and not name.startswith("e4m3"):
         inputs = "activations in 8 bits, one scale for 32"
     return KernelChoice(f"weights in {name}", kernel, f"{share:.0%} of the elements are stored so; {inputs}")

@@ -16,6 +16,8 @@ import numpy as np
 from octavo.errors import CheckpointError, ModelNotFoundError, UnsupportedError
 from octavo.model.checkpoint.gguf import read_gguf
 from octavo.model.checkpoint.mapped import MappedFile
+from octavo.model.checkpoint.quantized.config import read_quantization
+from octavo.model.checkpoint.quantized.methods import Quantized, read_quantized
 from octavo.model.checkpoint.safetensors import find_shards, merge, read_safetensors
 from octavo.model.families.catalog import Family, family_name, family_of, family_of_gguf
 from octavo.model.families.table import WeightTable
@@ -35,6 +37,7 @@ class ModelSource:
 
     tokenizer_files: the directory of tokenizer.json, or None for a GGUF file, whose vocabulary is in `gguf_metadata`.
     dtype: the format that most bytes are stored in. config: config.json, or GGUF metadata in its words.
+    quantized: what a quantized safetensors checkpoint is; None: it is none.
     """
 
     path: Path
@@ -49,6 +52,12 @@ class ModelSource:
     generation_config: dict[str, Any]
     chat_template: str | None
     dtype: str
+    quantized: Quantized | None = None
+
+    @property
+    def method(self) -> str:
+        """What a quantized checkpoint is, as --quantization names it, and in words; "" when it is none."""
+        return "" if self.quantized is None else f"{self.quantized.method}: {self.quantized.text}"
 
     @property
     def file_bytes(self) -> int:
@@ -208,13 +217,16 @@ def _open_directory(path: Path) -> ModelSource:
     if not (path / "config.json").is_file():
         raise ModelNotFoundError(f"{path / 'config.json'} does not exist")
     config = read_json(path / "config.json")
-    _refuse_quantized(path, config)
+    quantization = read_quantization(path, config)
     family = family_of(config.get("architectures"))
     shards = find_shards(path)
     if not shards:
         raise ModelNotFoundError(f"{path} has no model.safetensors (and no model.safetensors.index.json)")
     files = tuple(MappedFile(shard) for shard in shards)
-    tensors = merge((file, read_safetensors(file)) for file in files)
+    tensors, quantized = merge((file, read_safetensors(file)) for file in files), None
+    if quantization is not None:
+        tensors, quantized = read_quantized(quantization, tensors)
+        config["quantization_config"] = dict(quantization.fields)  # wherever it was: part of what the model is
     if "tie_word_embeddings" not in config and not _has_head(family, tensors):
         config["tie_word_embeddings"] = True  # older files say it only by leaving the head out
     return ModelSource(
@@ -230,14 +242,8 @@ def _open_directory(path: Path) -> ModelSource:
         generation_config=read_json_if_present(path / "generation_config.json"),
         chat_template=_chat_template(path),
         dtype=_main_format(tensors),
+        quantized=quantized,
     )
-
-
-def _refuse_quantized(path: Path, config: Mapping[str, Any]) -> None:
-    quantization = config.get("quantization_config")
-    if quantization:
-        method = cast(dict[str, Any], quantization).get("quant_method") if isinstance(quantization, dict) else None
-        raise UnsupportedError(f"{path}: checkpoints quantized with {method or 'an unknown method'} are not supported")
 
 
 def _has_head(family: Family, tensors: Mapping[str, StoredTensor]) -> bool:

@@ -18,6 +18,7 @@ from octavo.ops.weight import PackedWeight, StoredTensor
 from octavo.quantization.format import FORMATS, check_computable
 from octavo.quantization.gguf_blocks import bf16_from_f32, dequantize
 from octavo.quantization.quantize import target_format
+from octavo.quantization.span_rows import in_order
 from octavo.spec.decoder import AttentionSpec, DecoderSpec, LatentSpec
 
 # Rows of a large tensor are read in slices of about this size: bounds what a load needs beyond the weights.
@@ -68,12 +69,11 @@ class Slice:
         name, stored = self.tensor.name, self.tensor
         if self.source.transpose:
             stored = _transposed(stored)
-        bytes_a_row = stored.data.nbytes // stored.shape[0]
         shape = (self.columns, self.rows) if self.turned else (self.rows, self.columns)
-        rows = stored.data.reshape(-1, bytes_a_row)[self.start : self.start + shape[0]]
-        rows = self.pairs.undo(rows)
-        part = StoredTensor(name, stored.format, shape, np.ascontiguousarray(rows).reshape(-1))
-        part = _transposed(part) if self.turned else part
+        rows = self.pairs.undo(stored.rows(self.start, shape[0]))
+        part = StoredTensor(name, stored.format, shape, np.ascontiguousarray(rows).reshape(-1), order=stored.order)
+        if self.turned:
+            part = _transposed(_converted(part, self.format))
         return part if self.is_quantized else _converted(part, self.format)
 
     @property
@@ -198,11 +198,11 @@ class _Planner:
                 continue
             shape = (columns, rows) if source.transpose else (rows + source.first_row, columns)
             if self._fits(tensor, shape) and self._usable(tensor, source):
-                format = self._format(tensor)
-                if self._scheme != "none" and FORMATS[tensor.format].role == "float":
-                    format = target_format(self._scheme, f"{place}{name}", columns) or format
                 cut = self._slices(source, tensor, rows, columns, self._pairs(place, part, source))
-                slices += [replace(each, format=format) for each in cut]
+                if self._scheme != "none" and FORMATS[tensor.format].role == "float":
+                    format = target_format(self._scheme, f"{place}{name}", columns) or self._format(tensor)
+                    cut = [replace(each, format=format) for each in cut]
+                slices += cut
         self.matrices.append(MatrixPlan(f"{place}{name}", columns, tuple(slices)))
         return PackedWeight((0, 0), ())
 
@@ -307,7 +307,9 @@ class _Planner:
             self._problems.missing.append(names[0])
             return source, None
         self._used.add(found)
-        return source, self._tensors[found]
+        tensor = self._tensors[found]
+        # Quantization tools store every matrix as [out, in].
+        return (replace(source, transpose=False) if tensor.reader is not None else source), tensor
 
     def _fits(self, tensor: StoredTensor, shape: tuple[int, ...]) -> bool:
         if tensor.shape != shape:
@@ -346,23 +348,29 @@ class _Planner:
                     return Pairs(first + branch.body.rope_dim, first)
         return NO_PAIRS
 
-    def _format(self, tensor: StoredTensor) -> str:
-        """What a matrix will be stored as."""
-        is_float = FORMATS[tensor.format].role == "float"
-        return self._dtype if self._dtype is not None and is_float else tensor.format
+    def _format(self, tensor: StoredTensor, *, moved: bool = False) -> str:
+        """What a matrix will be stored as. moved: its rows do not stay where 16 of them share scales."""
+        format = FORMATS[tensor.format]
+        if format.spans is not None and format.spans.scale == "shared" and moved:
+            return replace(format.spans, scale="f32").name
+        return self._dtype if self._dtype is not None and format.role == "float" else tensor.format
 
     def _head_slices(self, source: Source, tensor: StoredTensor, part: HeadPart, columns: int) -> list[Slice]:
-        """A slice a head. Block formats run along a row: they cannot be turned."""
-        if not self._usable(tensor, replace(source, transpose=part.turned)):
+        """A slice a head. Block formats run along a row: turned, they are expanded when their file is no GGUF, and so
+        are those in an order of their own."""
+        spans = FORMATS[tensor.format].spans if tensor.format in FORMATS else None
+        if not self._usable(tensor, replace(source, transpose=part.turned and spans is None)):
             return []
         rows, depth = (columns, part.rows) if part.turned else (part.rows, columns)
         starts = range(part.first, part.heads * part.block, part.block)
-        format = self._format(tensor)
+        format = self._format(tensor, moved=True)
+        if spans is not None and (part.turned or spans.ordered):
+            format = self._dtype or "f32"
         return [Slice(tensor, source, at, rows, depth, format, turned=part.turned) for at in starts]
 
     def _slices(self, source: Source, tensor: StoredTensor, rows: int, columns: int, pairs: Pairs) -> list[Slice]:
         """The rows of a tensor, cut where it is large."""
-        format = self._format(tensor)
+        format = self._format(tensor, moved=bool(pairs.head or source.first_row % _ROW_GRAIN))
         bytes_a_row = max(tensor.data.nbytes // (rows + source.first_row), 1)
         grain = _ROW_GRAIN * max(pairs.head, 1)
         step = max(SLICE_BYTES // bytes_a_row // grain * grain, grain)
@@ -391,7 +399,9 @@ def _converted(stored: StoredTensor, format: str) -> StoredTensor:
     """Plain numbers in another format."""
     if stored.format == format:
         return stored
-    values = dequantize(stored.format, stored.data, stored.shape)
+    if FORMATS[format].spans is not None:  # scales that were shared: the same bytes
+        return replace(stored, format=format)
+    values = in_order(dequantize(stored.format, stored.data, stored.shape), stored.order)
     if format == "bf16":
         data = bf16_from_f32(values).view(np.uint8)
     elif format == "f16":

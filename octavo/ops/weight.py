@@ -1,7 +1,7 @@
 """Weights on their way from a file to a kernel: as stored, and as packed by a backend. Both are plain numpy."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -14,14 +14,26 @@ Bytes = NDArray[np.uint8]
 class StoredTensor:
     """A tensor as its file stores it: [out, in] row-major, or a vector [width].
 
-    `format` is "f32", "f16", "bf16" or a GGUF block format in lower case ("q4_0", "q4_k", ...). `data` holds the raw
-    bytes, usually a view of a mapped file: rows are contiguous, and blocks run along the last axis.
+    `format` is "f32", "f16", "bf16", a GGUF block format in lower case ("q4_0", "q4_k", ...) or one with spans of a
+    quantized checkpoint (quantization/format.py). `data` holds the raw bytes, usually a view of a mapped file: rows are
+    contiguous, and blocks run along the last axis.
+
+    reader: gives rows `start .. start + count` of a matrix that the file has in another arrangement; `data` is then
+    most of what it is made of. order: which input each column belongs to, int32 [in]; None: its own.
     """
 
     name: str  # for messages: the checkpoint's own name
     format: str
     shape: tuple[int, ...]
     data: Bytes
+    reader: Callable[[int, int], Bytes] | None = field(default=None, compare=False)
+    order: NDArray[np.int32] | None = field(default=None, compare=False)
+
+    def rows(self, start: int, count: int) -> Bytes:
+        """Bytes of rows `start .. start + count` of a matrix, [count, bytes of a row]."""
+        if self.reader is not None:
+            return self.reader(start, count).reshape(count, -1)
+        return self.data.reshape(self.shape[0], -1)[start : start + count]
 
 
 @dataclass(frozen=True, slots=True)

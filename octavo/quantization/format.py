@@ -1,16 +1,65 @@
 """Which storage formats exist: how many elements a block holds, how many bytes it takes, and what can be computed with.
 
 A block runs along a row; a row is a whole number of blocks. `number` is the type's number in a GGUF file (the ggml
-project's `ggml_type`, documented in docs/gguf.md there).
+project's `ggml_type`, documented in docs/gguf.md there). Formats with spans are those of quantized safetensors files:
+"int4z_g128_f16" has codes of 4 bits less a zero point, and a float16 for each 128; "row" is one for a whole row.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 from octavo.errors import CheckpointError, UnsupportedError
 from octavo.ops.weight import StoredTensor
 
 Role = Literal["float", "block", "other"]
+
+
+# Codes of formats with spans: bits, and whether each span has a zero point.
+SPAN_CODES = {"int4": (4, False), "int4z": (4, True), "int8": (8, False), "int8z": (8, True), "e4m3": (8, False)}
+# Types of scales, in bytes. shared: a float32 that every 16 rows from a multiple of 16 on have in common.
+SCALE_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "shared": 4}
+SPAN_INPUTS = (32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """How codes along a row share scales. A stored row is its codes, its scales, then its zero points, a byte each.
+
+    codes: one of SPAN_CODES. inputs: that share a scale; 0: all of a row. ordered: the columns are permuted, and the
+    tensor says which input each belongs to.
+    """
+
+    codes: str
+    inputs: int
+    scale: str
+    ordered: bool = False
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return SPAN_CODES[self.codes][0]
+
+    @property
+    def zeros(self) -> bool:
+        """Whether each span has a zero point."""
+        return SPAN_CODES[self.codes][1]
+
+    @property
+    def bytes(self) -> int:
+        """Scale and zero point of a span."""
+        return SCALE_BYTES[self.scale] + self.zeros
+
+    @property
+    def name(self) -> str:
+        """As formats are called."""
+        span = f"g{self.inputs}" if self.inputs else "row"
+        return f"{self.codes}_{span}_{self.scale}{'_ordered' if self.ordered else ''}"
+
+    def count(self, columns: int) -> int:
+        """Spans of a row."""
+        return columns // self.inputs if self.inputs else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +72,7 @@ class Format:
     block_bytes: int
     role: Role
     scales: tuple[int, ...] = ()  # byte offsets of the block's float16 scales: what may be NaN or infinite
+    spans: Spans | None = None  # then block_bytes leaves out what belongs to a whole row
 
     @property
     def bits_per_weight(self) -> float:
@@ -31,7 +81,20 @@ class Format:
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of a row of `columns` elements; `columns` must be a multiple of `elements`."""
-        return columns // self.elements * self.block_bytes
+        of_row = self.spans.bytes if self.spans is not None and not self.spans.inputs else 0
+        return columns // self.elements * self.block_bytes + of_row
+
+
+def _span_formats() -> Iterator[Format]:
+    """Every combination there is a kernel for."""
+    for codes, (bits, zeros) in SPAN_CODES.items():
+        for inputs, scale, ordered in product((*SPAN_INPUTS, 0), SCALE_BYTES, (False, True)):
+            if (scale == "shared" and zeros) or (ordered and not inputs):
+                continue
+            spans = Spans(codes, inputs, scale, ordered)
+            elements = inputs or SPAN_INPUTS[0]
+            block_bytes = elements * bits // 8 + (spans.bytes if inputs else 0)
+            yield Format(spans.name, -1, elements, block_bytes, "block", (), spans)
 
 
 _TABLE = (
@@ -75,6 +138,8 @@ _TABLE = (
     Format("bool", -1, 1, 1, "other"),
     Format("f8_e4m3", -1, 1, 1, "other"),
     Format("f8_e5m2", -1, 1, 1, "other"),
+    Format("f8_e8m0", -1, 1, 1, "other"),
+    *_span_formats(),
 )
 
 FORMATS: dict[str, Format] = {f.name: f for f in _TABLE}
@@ -110,7 +175,7 @@ def check_computable(tensor: StoredTensor) -> Format:
         expected = stored_bytes(format, tensor.shape)
     except ValueError as error:
         raise CheckpointError(f"tensor {tensor.name} of shape {list(tensor.shape)}: {error}") from error
-    if tensor.data.nbytes != expected:
+    if tensor.reader is None and tensor.data.nbytes != expected:
         raise CheckpointError(
             f"tensor {tensor.name}: {tensor.data.nbytes} bytes, but {expected} are needed for {list(tensor.shape)}"
         )

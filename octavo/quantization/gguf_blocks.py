@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.ops.weight import StoredTensor
+from octavo.quantization import span_rows
 from octavo.quantization.format import Format, check_computable
 
 Blocks = NDArray[np.uint8]  # [blocks, bytes of a block]
@@ -29,6 +30,8 @@ def dequantize(format: str, data: NDArray[np.uint8], shape: tuple[int, ...]) -> 
         UnsupportedError, CheckpointError: as `check_computable`.
     """
     checked = check_computable(StoredTensor("(unnamed)", format, shape, data))
+    if checked.spans is not None:
+        return span_rows.values(checked, data, shape)
     blocks = np.ascontiguousarray(data).reshape(-1, checked.block_bytes)
     return _READERS[checked.name](blocks).reshape(shape)
 
@@ -41,6 +44,8 @@ def first_invalid_row(tensor: StoredTensor) -> int | None:
     """
     format = check_computable(tensor)
     columns = tensor.shape[-1] if tensor.shape else 1
+    if format.spans is not None:
+        return span_rows.first_invalid(format, tensor.data, columns)
     blocks = tensor.data.reshape(-1, format.block_bytes)
     for start in range(0, len(blocks), _CHUNK):
         hits = np.flatnonzero(_invalid(format, blocks[start : start + _CHUNK]))

@@ -11,13 +11,18 @@ from numpy.typing import NDArray
 from octavo.ops.weight import StoredTensor
 from octavo.quantization.format import FORMATS
 from octavo.quantization.gguf_blocks import dequantize
+from octavo.quantization.span_rows import E4M3_LARGEST, e4m3_codes, write_rows
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]  # [blocks, bytes of a block]
 
 # What --quantization means: the format of the layers' matrices, and of the embedding and the head, whose errors reach
 # the logits without anything to level them.
-SCHEMES: dict[str, tuple[str, str]] = {"int8": ("q8_0", "q8_0"), "int4": ("q4_1", "q8_0")}
+SCHEMES: dict[str, tuple[str, str]] = {
+    "int8": ("q8_0", "q8_0"),
+    "int4": ("q4_1", "q8_0"),
+    "fp8": ("e4m3_row_f32", "e4m3_row_f32"),
+}
 # Ranges that are tried for a block of q4_1, as shares of its own: narrower ones cut off its extremes.
 _RANGES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7)
 _FITS = 2  # times that d and m are fitted to the codes
@@ -38,7 +43,10 @@ def target_format(scheme: str, name: str, columns: int) -> str | None:
 
 def quantize(stored: StoredTensor, target: str) -> StoredTensor:
     """Plain numbers as blocks of `target`."""
-    values = dequantize(stored.format, stored.data, stored.shape).reshape(-1, FORMATS[target].elements)
+    floats = dequantize(stored.format, stored.data, stored.shape)
+    if target == "e4m3_row_f32":
+        return StoredTensor(stored.name, target, stored.shape, _e4m3(floats).reshape(-1))
+    values = floats.reshape(-1, FORMATS[target].elements)
     write = _WRITERS[target]
     parts = [write(values[start : start + _CHUNK]) for start in range(0, len(values), _CHUNK)]
     return StoredTensor(stored.name, target, stored.shape, np.concatenate(parts).reshape(-1))
@@ -51,6 +59,13 @@ def _q8_0(values: Floats) -> Codes:
     inverse = _inverse(d.astype(np.float32))
     codes = np.clip(np.rint(values * inverse[:, None]), -127, 127).astype(np.int8)
     return np.concatenate([d[:, None].view(np.uint8), codes.view(np.uint8)], axis=1)
+
+
+def _e4m3(values: Floats) -> Codes:
+    """[rows, columns] -> codes, then f32 scale = largest / 448."""
+    largest = np.abs(values).max(axis=1)
+    scales = np.where(largest > 0, largest / E4M3_LARGEST, np.float32(1)).astype(np.float32)[:, None]
+    return write_rows(e4m3_codes(np.clip(values / scales, -E4M3_LARGEST, E4M3_LARGEST)), scales, None)
 
 
 def _q4_1(values: Floats) -> Codes:

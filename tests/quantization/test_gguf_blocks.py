@@ -9,7 +9,7 @@ from octavo.ops.weight import StoredTensor
 from octavo.quantization.format import FORMAT_OF_NUMBER, FORMATS, stored_bytes
 from octavo.quantization.gguf_blocks import bf16_from_f32, dequantize, first_invalid_row
 
-COMPUTABLE = [name for name, format in FORMATS.items() if format.role != "other"]
+COMPUTABLE = [name for name, format in FORMATS.items() if format.role != "other" and format.spans is None]
 
 
 def random_tensor(name: str, rows: int = 3, columns: int = 512) -> StoredTensor:

@@ -35,9 +35,10 @@ void octavo_run_timed(void* team, const OctavoProgram* program, const OctavoStep
 int64_t octavo_source_bytes(int32_t format, int64_t rows, int64_t cols);
 /* Bytes of the packed layout; negative as above. */
 int64_t octavo_packed_bytes(int32_t format, int64_t rows, int64_t cols);
-/* source: row-major file blocks, any alignment. packed: 64-byte aligned. Lossless. Returns 0 or as above. */
+/* source: row-major file blocks, any alignment. packed: 64-byte aligned. Lossless. The order of an ordered format is the
+ * caller's to write: the last 4 * cols bytes. Returns 0 or as above. */
 int32_t octavo_pack(void* team, int32_t format, const void* source, int64_t rows, int64_t cols, void* packed);
-/* Rounds plain numbers (F32, F16, BF16) to file blocks of `target` (Q8_0, Q4_1), all finite. Returns 0, -1: no such pair of
+/* Rounds plain numbers (F32, F16, BF16) to file blocks of `target` (Q8_0, Q4_1, E4M3 with one f32 a row), all finite. Returns 0, -1: no such pair of
  * formats, -2: cols is no multiple of the block. */
 int32_t octavo_quantize(void* team, int32_t format, const void* source, int64_t rows, int64_t cols, int32_t target, void* blocks);
 /* Index of the first row that holds a NaN or an infinity (in scales too), or -1. */

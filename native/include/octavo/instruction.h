@@ -25,6 +25,28 @@ enum OctavoFormat {
   OCTAVO_Q6_K = 12,
   OCTAVO_IQ4_NL = 13,
   OCTAVO_MXFP4 = 14,
+  /* Of quantized safetensors checkpoints. What shares a scale, and what a scale is, are told by the bits above 255:
+   * the number is one of these + OCTAVO_SCALE_TYPE * OctavoScaleType + OCTAVO_SPAN * span + OCTAVO_ORDERED, where
+   * 32 << span inputs share a scale, with span OCTAVO_WHOLE_ROW all of a row. A source row is: its codes (of 4 bits the
+   * even input's first, in the low half), its scales, its zero points (a byte each). */
+  OCTAVO_INT4 = 15,  /* scale * (code - 8) */
+  OCTAVO_INT4Z = 16, /* scale * (code - zero point) */
+  OCTAVO_INT8 = 17,  /* scale * code, signed */
+  OCTAVO_INT8Z = 18, /* scale * (code - zero point), both signed */
+  OCTAVO_E4M3 = 19,  /* scale * code, a float of 8 bits (OCP 8-bit floating point, 1.0) */
+};
+
+#define OCTAVO_SCALE_TYPE 256
+#define OCTAVO_SPAN 4096
+#define OCTAVO_WHOLE_ROW 15
+/* Inputs are taken in another order: behind the panels stand int32 [cols], which input each column belongs to. */
+#define OCTAVO_ORDERED 65536
+
+enum OctavoScaleType {
+  OCTAVO_SCALE_F16 = 0,
+  OCTAVO_SCALE_BF16 = 1,
+  OCTAVO_SCALE_F32 = 2,
+  OCTAVO_SCALE_SHARED = 3, /* f32, the same for every 16 rows from a multiple of 16 on */
 };
 
 /* Consecutive output rows of a matrix in one packed format. */

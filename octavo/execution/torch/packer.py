@@ -13,6 +13,7 @@ from octavo.errors import CheckpointError
 from octavo.ops.weight import PackedWeight, Segment, StoredTensor
 from octavo.quantization.gguf_blocks import dequantize
 from octavo.quantization.quantize import quantize
+from octavo.quantization.span_rows import in_order
 
 _FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -43,4 +44,5 @@ def _tensor(part: StoredTensor) -> torch.Tensor:
         # A copy: the file's mapping is read-only, and torch wants writable memory.
         flat = torch.frombuffer(bytearray(part.data), dtype=_FLOATS[part.format])
         return flat.view(part.shape)
-    return torch.from_numpy(np.array(dequantize(part.format, part.data, part.shape), dtype=np.float32))
+    values = in_order(dequantize(part.format, part.data, part.shape), part.order)
+    return torch.from_numpy(np.array(values, dtype=np.float32))

@@ -49,7 +49,7 @@ class NativePacker:
         return PackedWeight((sum(segment.rows for segment in segments), parts[0].shape[1]), tuple(segments))
 
     def quantize(self, stored: StoredTensor, format: str) -> StoredTensor:
-        """A matrix of f32, f16 or bf16 rounded to q8_0 or q4_1; what the rounding is, quantization/quantize.py says.
+        """A matrix of f32, f16 or bf16 rounded to q8_0, q4_1 or e4m3_row_f32; how, quantization/quantize.py says.
 
         Raises:
             CheckpointError: another pair of formats, a width that is no whole number of blocks, or values that are not
@@ -93,9 +93,13 @@ class NativePacker:
         return size
 
     def formats(self) -> tuple[str, ...]:
-        """Names of the formats that the library packs."""
-        # 256 is a multiple of every format's block.
-        return tuple(code.name.lower() for code in Format if self._library.packed_bytes(code, 16, 256) >= 0)
+        """Names of the formats that the library packs, but for those with spans."""
+        names = [code.name.lower() for code in Format]
+        return tuple(name for name in names if (code := format_code(name)) is not None and self._fits(code))
+
+    def _fits(self, code: int) -> bool:
+        """Whether the library has a format; 256 is a multiple of every block."""
+        return self._library.packed_bytes(code, 16, 256) >= 0
 
     def pack_into(self, stored: StoredTensor, destination: Bytes) -> None:
         """Pack one matrix into `destination`: packed_bytes(...) bytes, 64-byte aligned.
@@ -116,8 +120,10 @@ class NativePacker:
         failed = call.octavo_pack(team, code, source.ctypes.data, rows, cols, destination.ctypes.data)
         if failed:
             raise CheckpointError(f"{stored.name}: cannot pack {stored.shape} of format {stored.format!r} ({failed})")
+        if stored.order is not None:
+            destination[-4 * cols :] = np.ascontiguousarray(stored.order, np.int32).view(np.uint8)
 
-    def _require_finite(self, name: str, code: Format, source: Bytes, rows: int, cols: int) -> None:
+    def _require_finite(self, name: str, code: int, source: Bytes, rows: int, cols: int) -> None:
         """Refuse damaged values, when asked to look."""
         if not self._check:
             return
@@ -133,7 +139,7 @@ class NativePacker:
         except CheckpointError as error:
             raise CheckpointError(f"{stored.name}: {error}") from None
 
-    def _require_whole(self, stored: StoredTensor, code: Format) -> None:
+    def _require_whole(self, stored: StoredTensor, code: int) -> None:
         """Refuse a tensor whose data is not as long as its shape says: native code would read past it."""
         expected = self._library.source_bytes(code, *_matrix_shape(stored))
         if stored.data.nbytes != expected:

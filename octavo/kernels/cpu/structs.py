@@ -4,6 +4,7 @@ Class, field and member names are the header's; a test compares sizes, offsets a
 """
 
 import ctypes
+import re
 from enum import IntEnum
 from typing import cast
 
@@ -28,6 +29,20 @@ class Format(IntEnum):
     Q6_K = 12
     IQ4_NL = 13
     MXFP4 = 14
+    INT4 = 15
+    INT4Z = 16
+    INT8 = 17
+    INT8Z = 18
+    E4M3 = 19
+
+
+class ScaleType(IntEnum):
+    """Of formats with spans; the lower-case name is the one in a format's name."""
+
+    F16 = 0
+    BF16 = 1
+    F32 = 2
+    SHARED = 3
 
 
 class Opcode(IntEnum):
@@ -217,9 +232,23 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
 SAMPLING_RECORD = cast("np.dtype[np.void]", np.dtype(OctavoSampling))
 
 
-def format_code(name: str) -> Format | None:
-    """The format named `name` ("bf16", "q4_k", ...), None when there is none."""
-    return Format.__members__.get(name.upper())
+# Of formats with spans, as the header's macros OCTAVO_SCALE_TYPE, OCTAVO_SPAN, OCTAVO_WHOLE_ROW and OCTAVO_ORDERED.
+SCALE_TYPE, SPAN, WHOLE_ROW, ORDERED = 256, 4096, 15, 65536
+_SPANS = {"g32": 0, "g64": 1, "g128": 2, "g256": 3, "g512": 4, "g1024": 5, "row": WHOLE_ROW}
+_SPAN_NAME = re.compile(r"(int4z?|int8z?|e4m3)_(g\d+|row)_(f16|bf16|f32|shared)(_ordered)?")
+
+
+def format_code(name: str) -> int | None:
+    """The number of the format named `name` ("bf16", "q4_k", "int4_g128_f16", ...), None when there is none."""
+    spans = _SPAN_NAME.fullmatch(name)
+    if spans is None:
+        code = Format.__members__.get(name.upper())
+        return None if code is None or code >= Format.INT4 else code.value
+    codes, span, scale, ordered = spans.groups()
+    if span not in _SPANS:
+        return None
+    number = Format[codes.upper()] + SCALE_TYPE * ScaleType[scale.upper()] + SPAN * _SPANS[span]
+    return number + (ORDERED if ordered else 0)
 
 
 # How keys and values may be kept, by the configuration's names.

@@ -1,0 +1,274 @@
+"""compressed-tensors checkpoints: packed or plain integers and 8-bit floats, each module by the scheme that targets it.
+
+Layout: the compressed-tensors library. Packed codes are offset to be unsigned: weight_packed int32
+[out, in * bits / 32] and, along the outputs, weight_zero_point; weight_scale [out, groups], [out, 1] or [1];
+weight_g_idx [in].
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.errors import CheckpointError, UnsupportedError
+from octavo.model.checkpoint.quantized.config import QuantizationConfig
+from octavo.model.checkpoint.quantized.float8 import float8_module, read_block
+from octavo.model.checkpoint.quantized.module import (
+    Module,
+    ModuleTensors,
+    array_of,
+    build_module,
+    read_groups,
+    shape_of,
+    unpack_bits,
+)
+from octavo.ops.weight import Bytes, StoredTensor
+from octavo.quantization.span_rows import pack_codes
+
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense")
+_STRATEGIES = ("tensor", "channel", "group", "block")
+_FLOATS = ("f16", "bf16", "f32")
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How the weights of some modules were quantized."""
+
+    targets: tuple[str, ...]
+    bits: int
+    is_float: bool
+    symmetric: bool
+    strategy: str
+    group: int  # of strategy "group"
+    block: tuple[int, int] | None  # of strategy "block"
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        scope = {
+            "tensor": "a scale a matrix", "channel": "a scale a row", "group": f"groups of {self.group}",
+            "block": f"a scale for {self.block}",
+        }[self.strategy]  # fmt: skip
+        zeros = "" if self.symmetric else ", with zero points"
+        return f"{self.bits}-bit {'floats' if self.is_float else 'integers'}, {scope}{zeros}"
+
+
+def describe(config: QuantizationConfig) -> str:
+    """The quantization in words."""
+    return f"compressed-tensors: {'; '.join(dict.fromkeys(scheme.text for scheme in _schemes(config)))}"
+
+
+def read_modules(config: QuantizationConfig, tensors: Mapping[str, StoredTensor]) -> list[Module]:
+    """Every module with packed codes, plain integers or 8-bit floats.
+
+    Raises:
+        UnsupportedError: a format or scheme that Octavo does not have.
+        CheckpointError: tensors are missing, misshapen or contradict the configuration; names them.
+    """
+    schemes = _schemes(config)
+    modules: list[Module] = []
+    for tensor in tensors.values():
+        name, _, ending = tensor.name.rpartition(".")
+        module = ModuleTensors(name, tensors)
+        if ending == "weight_packed":
+            modules.append(_packed(module, _scheme_of(config, schemes, name)))
+        elif ending == "weight" and tensor.format == "i8":
+            modules.append(_plain(module, _scheme_of(config, schemes, name)))
+        elif ending == "weight" and tensor.format.startswith("f8_e"):
+            modules.append(float8_module(module, _scheme_of(config, schemes, name).block))
+    return modules
+
+
+def _schemes(config: QuantizationConfig) -> list[Scheme]:
+    stored = config.text("format", "dense")
+    if stored not in _FORMATS:
+        raise UnsupportedError(
+            f"{config.where}: compressed-tensors format {stored} is not supported; there are {', '.join(_FORMATS)}"
+        )
+    sparsity = config.fields.get("sparsity_config")
+    if isinstance(sparsity, dict) and cast(dict[str, Any], sparsity).get("format", "dense") != "dense":
+        raise UnsupportedError(f"{config.where}: sparse weights are not supported; save the model with dense ones")
+    groups = config.fields.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        raise CheckpointError(f"{config.where} has no config_groups")
+    return [_scheme(config, key, group) for key, group in cast(dict[str, Any], groups).items()]
+
+
+def _scheme(config: QuantizationConfig, key: str, group: Any) -> Scheme:
+    where = f"{config.where}: config_groups.{key}"
+    if not isinstance(group, dict):
+        raise CheckpointError(f"{where} is no object")
+    fields = cast(dict[str, Any], group)
+    weights = fields.get("weights")
+    if not isinstance(weights, dict):
+        raise UnsupportedError(f"{where} quantizes no weights, only activations; that is not supported")
+    said = QuantizationConfig(config.method, cast(dict[str, Any], weights), f"{where}.weights")
+    strategy = said.text("strategy", "group" if weights.get("group_size") else "tensor")  # pyright: ignore[reportUnknownMemberType]
+    if strategy not in _STRATEGIES:
+        raise UnsupportedError(f"{said.where}: strategy {strategy} is not supported; {', '.join(_STRATEGIES)} are")
+    kind, bits = said.text("type", "int"), said.integer("num_bits", 8)
+    if (kind == "float" and bits != 8) or kind not in ("int", "float") or not 2 <= bits <= 8:
+        raise UnsupportedError(f"{said.where}: {bits}-bit {kind} is not supported; integers of 2 to 8 bits and fp8 are")
+    targets = fields.get("targets")
+    size = said.integer("group_size", -1) if said.fields.get("group_size") is not None else -1
+    if strategy == "group" and size < 1:
+        raise CheckpointError(f"{said.where}: group_size {size}; a positive number is needed")
+    return Scheme(
+        targets=tuple(str(target) for target in cast(list[Any], targets)) if isinstance(targets, list) else (),
+        bits=bits,
+        is_float=kind == "float",
+        symmetric=said.flag("symmetric", True),
+        strategy=strategy,
+        group=size,
+        block=read_block(said.fields.get("block_structure"), said.where) if strategy == "block" else None,
+    )
+
+
+def _scheme_of(config: QuantizationConfig, schemes: Sequence[Scheme], name: str) -> Scheme:
+    """The first scheme that targets a module by name, else one that targets a class."""
+    for scheme in schemes:
+        if any(_matches(target, name) for target in scheme.targets):
+            return scheme
+    by_class = [scheme for scheme in schemes if any(target in ("Linear", "Embedding") for target in scheme.targets)]
+    if not by_class:
+        raise CheckpointError(f"{config.where}: no config_groups entry targets the quantized module {name}")
+    return by_class[0]
+
+
+def _matches(target: str, name: str) -> bool:
+    if not target.startswith("re:"):
+        return target == name
+    try:
+        return re.match(target.removeprefix("re:"), name) is not None
+    except re.error as error:
+        raise CheckpointError(f"target {target!r} of the quantization is no regular expression: {error}") from error
+
+
+def _packed(module: ModuleTensors, scheme: Scheme) -> Module:
+    weight = module.find("weight_packed")
+    assert weight is not None
+    rows, words = shape_of(weight)
+    columns = _columns(module, rows, words, scheme)
+    group, groups = _scope(module.name, columns, scheme)
+    module.take("weight_packed", (rows, words), ("i32",))
+    scales = _scales(module, rows, groups, scheme)
+    order = module.find("weight_g_idx")
+    if order is not None:
+        order = module.take("weight_g_idx", (columns,), ("i32", "i64"))
+        if (array_of(order) < 0).all():  # what the library writes where there is no order
+            order = None
+    bits, wide, matrix, middle = scheme.bits, scheme.bits > 4, array_of(weight), 1 << (scheme.bits - 1)
+
+    def raised(numbers: Bytes) -> Bytes:
+        """Unsigned numbers as the kernels' codes: signed, around 8, or less a zero point."""
+        if wide:
+            return numbers - np.uint8(middle)
+        return numbers + np.uint8(8 - middle if scheme.symmetric else 0)
+
+    def packed(start: int, count: int) -> Bytes:
+        if bits == 4:
+            return np.ascontiguousarray(matrix[start : start + count]).view(np.uint8)[:, : columns // 2]
+        return pack_codes(raised(unpack_bits(matrix[start : start + count], bits, columns)), 8 if wide else 4)
+
+    points = None if scheme.symmetric else _packed_zeros(module, rows, groups, bits)
+
+    def zeros(start: int, count: int) -> Bytes:
+        assert points is not None
+        return raised(np.ascontiguousarray(points[:, start : start + count].T))
+
+    return build_module(
+        module.parts(
+            shape=(rows, columns),
+            codes=("int8" if wide else "int4") + ("" if scheme.symmetric else "z"),
+            group=group,
+            packed=packed,
+            scale=_scale_type(module),
+            scales=lambda start, count: scales[start : start + count],
+            data=weight.data,
+            zeros=None if points is None else zeros,
+            groups=None if order is None else read_groups(order, groups),
+        )
+    )
+
+
+def _columns(module: ModuleTensors, rows: int, words: int, scheme: Scheme) -> int:
+    """Inputs of packed rows, as weight_shape says."""
+    shape = array_of(module.take("weight_shape", (2,), ("i64", "i32"))).tolist()
+    if shape[0] != rows or shape[1] < 1 or -(-shape[1] * scheme.bits // 32) != words:
+        raise CheckpointError(
+            f"{module.name}.weight_shape says {shape}, but weight_packed holds {rows} rows of {words} words of "
+            f"{scheme.bits}-bit codes: file and configuration do not belong together"
+        )
+    return shape[1]
+
+
+def _plain(module: ModuleTensors, scheme: Scheme) -> Module:
+    """A byte for each weight."""
+    weight = module.find("weight")
+    assert weight is not None
+    rows, columns = shape_of(weight)
+    group, groups = _scope(module.name, columns, scheme)
+    scales = _scales(module, rows, groups, scheme)
+    codes = array_of(weight).view(np.uint8)
+    points = None if scheme.symmetric else _plain_zeros(module, rows, groups)
+
+    def zeros(start: int, count: int) -> Bytes:
+        assert points is not None
+        return np.ascontiguousarray(points[start : start + count])
+
+    return build_module(
+        module.parts(
+            shape=(rows, columns),
+            codes="int8" if scheme.symmetric else "int8z",
+            group=group,
+            packed=lambda start, count: codes[start : start + count],
+            scale=_scale_type(module),
+            scales=lambda start, count: scales[start : start + count],
+            data=weight.data,
+            zeros=None if points is None else zeros,
+        )
+    )
+
+
+def _scope(name: str, columns: int, scheme: Scheme) -> tuple[int, int]:
+    """Inputs that share a scale, and how many scales a row has."""
+    if scheme.strategy == "block" or scheme.is_float:
+        raise UnsupportedError(f"{name}: integers with {scheme.text} are not supported")
+    if scheme.strategy != "group":
+        return columns, 1
+    if columns % scheme.group:
+        raise CheckpointError(f"{name}: {columns} inputs are no whole number of groups of {scheme.group}")
+    return scheme.group, columns // scheme.group
+
+
+def _scale_type(module: ModuleTensors) -> str:
+    found = module.find("weight_scale")
+    return "" if found is None else found.format
+
+
+def _scales(module: ModuleTensors, rows: int, groups: int, scheme: Scheme) -> NDArray[Any]:
+    """[rows, groups]; those of a whole matrix are repeated."""
+    found = module.find("weight_scale")
+    shapes: list[tuple[int, ...]] = [(1,), (), (1, 1)] if scheme.strategy == "tensor" else [(rows, groups)]
+    shapes += [(rows,)] if scheme.strategy == "channel" else []
+    shape = found.shape if found is not None and found.shape in shapes else shapes[0]
+    scales = array_of(module.take("weight_scale", shape, _FLOATS))
+    return np.broadcast_to(scales.reshape(-1, groups), (rows, groups))
+
+
+def _packed_zeros(module: ModuleTensors, rows: int, groups: int, bits: int) -> Bytes:
+    """[groups, rows]: they are packed along the rows; of whole matrices they are not."""
+    words = -(-rows * bits // 32)
+    matrix = array_of(module.take("weight_zero_point", (words, groups), ("i32",)))
+    return unpack_bits(np.ascontiguousarray(matrix.T), bits, rows)
+
+
+def _plain_zeros(module: ModuleTensors, rows: int, groups: int) -> Bytes:
+    """[rows, groups] signed bytes; that of a whole matrix is repeated."""
+    found = module.find("weight_zero_point")
+    shape = (1,) if found is not None and found.shape == (1,) else (rows, groups)
+    points = array_of(module.take("weight_zero_point", shape, ("i8",))).view(np.uint8)
+    return np.broadcast_to(points.reshape(-1, groups), (rows, groups))
