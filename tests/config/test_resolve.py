@@ -157,6 +157,7 @@ def test_what_is_asked_for_wins_over_the_profile() -> None:
         ({"quantization": "int8"}, "bf16", ("int8", "q8_0", "int8")),
         ({"quantization": "int4", "linear_compute": "exact"}, "f16", ("int4", "q4_1", "exact")),
         ({"quantization": "gguf"}, "q8_0", ("none", "q8_0", "exact")),
+        ({"quantization": "fp8"}, "bf16", ("fp8", "e4m3_row_f32", "exact")),
         ({"quantization": "auto"}, "f32", ("none", "f32", "exact")),
     ],
 )
@@ -169,8 +170,14 @@ def test_rounded_weights_meet_inputs_in_8_bits(options: dict[str, Any], format: 
 @pytest.mark.parametrize(
     ("asked", "format", "error", "words"),
     [
-        ("awq", "bf16", UnsupportedError, "awq is not supported yet"),
-        ("fp8", "bf16", UnsupportedError, "int8 and int4"),
+        (
+            "awq",
+            "bf16",
+            ConfigError,
+            "speaks of no quantization, its weights are bf16; leave it out, or let one of int8",
+        ),
+        ("bitsandbytes", "bf16", UnsupportedError, "int8, int4, fp8 round"),
+        ("gptq", "q4_k", ConfigError, "it is a GGUF file, its weights are q4_k already"),
         ("int3", "bf16", ConfigError, "unknown quantization 'int3'"),
         ("int8", "q4_k", ConfigError, "are q4_k already"),
         ("gguf", "bf16", ConfigError, "no quantized GGUF file"),

@@ -129,8 +129,8 @@ def test_large_tensors_are_read_in_slices(tmp_path, monkeypatch):
 
 
 def test_quantized_checkpoints_of_other_kinds_are_refused(tmp_path):
-    config = TINY | {"quantization_config": {"quant_method": "awq"}}
-    with pytest.raises(UnsupportedError, match="awq"):
+    config = TINY | {"quantization_config": {"quant_method": "hqq"}}
+    with pytest.raises(UnsupportedError, match="hqq are not supported; use the unquantized model"):
         open_model(write_model(tmp_path, tiny_tensors(), config))
 
 

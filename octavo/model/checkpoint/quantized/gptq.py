@@ -1,7 +1,8 @@
 """GPTQ checkpoints: codes packed along the inputs, zero points along the outputs, groups perhaps in another order.
 
 Layout: AutoGPTQ's and GPTQModel's linear modules. qweight int32 [in * bits / 32, out], qzeros int32
-[groups, out * bits / 32], scales [groups, out], g_idx [in]. checkpoint_format "gptq" stores zero points less one, "gptq_v2" as they are.
+[groups, out * bits / 32], scales [groups, out], g_idx [in]. checkpoint_format "gptq" stores zero points less one,
+"gptq_v2" as they are.
 """
 
 from collections.abc import Mapping
@@ -113,8 +114,8 @@ class _Tensors:
 
     def _points(self) -> Bytes:
         """[groups, out]."""
-        points = unpack_bits(self.points, self.bits, self.rows)
-        return np.bitwise_and(points + np.uint8(self.less_one), np.uint8((1 << self.bits) - 1), dtype=np.uint8)
+        points = unpack_bits(self.points, self.bits, self.rows).astype(np.int16)
+        return ((points + self.less_one) % (1 << self.bits)).astype(np.uint8)
 
 
 def _module(module: ModuleTensors, bits: int, group: int, symmetric: bool, less_one: bool) -> Module:
@@ -125,7 +126,8 @@ def _module(module: ModuleTensors, bits: int, group: int, symmetric: bool, less_
     group = columns if group < 0 else min(group, columns)
     if words * 32 % bits or columns % group:
         raise CheckpointError(
-            f"{qweight.name}: {words} words of {bits}-bit codes are no whole number of groups of {group}"
+            f"{qweight.name}: {words} words of {bits}-bit codes are no whole number of groups of {group}: "
+            "file and configuration do not belong together"
         )
     groups = columns // group
     module.take("qweight", (words, rows), ("i32",))
