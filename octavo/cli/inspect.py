@@ -14,10 +14,12 @@ def run(arguments: Sequence[str]) -> int:
 
     from octavo.cli.report import program, report  # after the flags are known to be right
     from octavo.engine.build import build_engine
+    from octavo.engine.frontend import build_frontend
 
     engine = build_engine(config)
     try:
-        print("\n".join(program(engine) if parsed.program else report(engine)))
+        template = build_frontend(config, engine.source).chat_template
+        print("\n".join(program(engine) if parsed.program else report(engine, template)))
     finally:
         engine.close()
     return 0

@@ -17,19 +17,34 @@ from octavo.spec.decoder import (
     ShortConvSpec,
     StateSpaceSpec,
 )
+from octavo.text.chat_template import ChatTemplate
+from octavo.text.template_check import check_template, thinking_switch
 
 _WIDTH = 24
 
 
-def report(engine: Engine) -> Iterator[str]:
-    """Everything but the program, line by line."""
+def report(engine: Engine, template: ChatTemplate | None) -> Iterator[str]:
+    """Everything but the program, line by line.
+
+    Args:
+        template: of chats.
+    """
     yield from _section("model", _model_lines(engine))
     yield from _section("layers", _layer_lines(engine.source.spec))
     yield from _section("configuration", _choice_lines(engine))
     yield from _section("memory", _memory_lines(engine))
     yield from _section("cache groups", _group_lines(engine))
     yield from _section("kernels", [_pair(k.what, f"{k.kernel:32} {k.reason}") for k in engine.kernels])
+    yield from _section("chat template", _template_lines(template))
     yield from _section("start-up", [_pair(phase, f"{seconds:.2f} s") for phase, seconds in engine.phases])
+
+
+def _template_lines(template: ChatTemplate | None) -> list[str]:
+    if template is None:
+        return ["none: chats are refused; give one with --chat-template"]
+    switch = thinking_switch(template)
+    told = [f"chat_template_kwargs: {switch} (true or false) switches reasoning"] if switch else []
+    return [*told, *(check_template(template) or ["sample chats are rendered as they should be"])]
 
 
 def program(engine: Engine) -> Iterator[str]:

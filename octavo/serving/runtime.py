@@ -30,9 +30,10 @@ from octavo.serving.protocol import BoundedProtocol, ConnectionLimits
 from octavo.serving.responses.kept import Responses
 from octavo.serving.server import BACKLOG, Stop
 from octavo.serving.state import ServerState
-from octavo.telemetry.log import ThroughputLog
+from octavo.telemetry.log import ThroughputLog, logger
 from octavo.telemetry.metrics import MetricsStore
 from octavo.telemetry.prometheus import PrometheusExporter
+from octavo.text.template_check import check_template
 
 # After the drain has ended the last streams, their answers still have to be written.
 _WRITE_SECONDS = 5
@@ -40,8 +41,14 @@ SECRETS = (("serving", "api_key"), ("model", "hf_token"))
 
 
 def load(config: EngineConfig) -> Frontend:
-    """The text side; slow enough to be called in a thread."""
-    return build_frontend(config)
+    """The text side; slow enough to be called in a thread. What chats will trip over is logged."""
+    frontend = build_frontend(config)
+    template = frontend.chat_template
+    if template is not None:
+        # Of a template that never speaks of tools nobody expects them.
+        for finding in check_template(template, template.mentions("tools")):
+            logger("serving").warning("chat template: %s", finding)
+    return frontend
 
 
 async def assemble(

@@ -61,7 +61,8 @@ class ChatTemplate:
     ) -> None:
         self._limits = limits or TemplateLimits()
         self._special_tokens = dict(special_tokens or {})
-        self._templates = {name: self._compile(text) for name, text in _by_name(source).items()}
+        self._sources = _by_name(source)
+        self._templates = {name: self._compile(text) for name, text in self._sources.items()}
         if not self._templates:
             raise InvalidRequestError("the model has no chat template; give one with --chat-template", "chat_template")
         self._accepts: dict[str, tuple[bool, bool]] = {}
@@ -100,6 +101,10 @@ class ChatTemplate:
         variables["messages"] = self._shaped(name, template, conversation)
         text = self._run(template, variables, self._limits.seconds)
         return _open_ended(text, marker) if marker else text
+
+    def mentions(self, name: str) -> bool:
+        """The template may read a variable or field of this name."""
+        return any(name in text for text in self._sources.values())
 
     def _compile(self, text: str) -> jinja2.Template:
         if len(text) > self._limits.source:

@@ -38,6 +38,7 @@ from octavo.serving.anthropic.schema import CountTokensRequest, MessagesRequest
 from octavo.serving.anthropic.translate import chat_request
 from octavo.serving.errors import describe, json_response, messages_error
 from octavo.serving.limits import MAX_TOKENIZED
+from octavo.serving.nested import ANTHROPIC
 from octavo.serving.openai.chat import open_chat, render
 from octavo.serving.openai.chat_choice import ChoiceOptions
 from octavo.serving.openai.generation import AnswerParts, Job, check_generation, error_in, gather, read_fields
@@ -45,8 +46,8 @@ from octavo.serving.openai.schema import BodyReader, refuse_fields
 from octavo.serving.state import state_of
 from octavo.serving.stream import EventStream, named_event, until_disconnect
 
-_READER = BodyReader(MessagesRequest)
-_COUNT_READER = BodyReader(CountTokensRequest)
+_READER = BodyReader(MessagesRequest, ANTHROPIC)
+_COUNT_READER = BodyReader(CountTokensRequest, ANTHROPIC)
 # What a finish is called here; an answer whose time is over may be gone on with, as from a pause.
 _STOPS = {"stop": "end_turn", "length": "max_tokens", "timeout": "pause_turn"}
 

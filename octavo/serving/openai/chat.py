@@ -15,6 +15,7 @@ from octavo.flow.structured_outputs import StructuredOutputsParams
 from octavo.outputs.answer.parser import AnswerShape
 from octavo.serving.errors import json_response
 from octavo.serving.limits import LONG_TEXT, body_bytes
+from octavo.serving.nested import CHAT
 from octavo.serving.openai.answers import (
     ChatChoice,
     ChatChunk,
@@ -42,7 +43,7 @@ from octavo.serving.openai.tools import read_tool_use, shape_of
 from octavo.serving.state import ServerState, state_of
 from octavo.serving.stream import EventStream, event, until_disconnect
 
-_READER = BodyReader(ChatRequest)
+_READER = BodyReader(ChatRequest, CHAT)
 
 
 async def create_chat_completion(request: Request) -> Response:

@@ -14,6 +14,7 @@ from octavo.flow.sampling_params import SamplingParams
 from octavo.flow.structured_outputs import StructuredOutputsParams
 from octavo.serving.errors import json_response
 from octavo.serving.limits import check_counts
+from octavo.serving.nested import COMPLETION
 from octavo.serving.openai.answers import Completion, CompletionChoice, CompletionChunk, CompletionLogprobs, Usage
 from octavo.serving.openai.forms import read_form
 from octavo.serving.openai.generation import (
@@ -32,7 +33,7 @@ from octavo.serving.openai.schema import BodyReader, CompletionRequest
 from octavo.serving.state import ServerState, state_of
 from octavo.serving.stream import EventStream, event, until_disconnect
 
-_READER = BodyReader(CompletionRequest)
+_READER = BodyReader(CompletionRequest, COMPLETION)
 _DEFAULT_MAX_TOKENS = 16  # OpenAI API reference
 
 

@@ -1,9 +1,11 @@
 """Which known fields of a body have no effect, or another than they say: what the answer's `warnings` tell of them."""
 
 from collections.abc import Iterator
+from itertools import chain, islice
 
 from octavo.flow.sampling_params import LARGEST_BIAS, SamplingParams
-from octavo.serving.openai.schema import ChatRequest, GenerationFields
+from octavo.serving.nested import MESSAGES, TOOLS, unknown_fields
+from octavo.serving.openai.schema import MOST_WARNINGS, ChatRequest, GenerationFields
 from octavo.serving.state import ServerState
 
 _FILTERS = {
@@ -57,3 +59,7 @@ def _chat_notices(body: ChatRequest, state: ServerState) -> Iterator[str]:
         ),
     )
     yield from (text for condition, text in found if condition)
+    template = state.inputs.chat_template
+    reads = template.mentions if template is not None else None
+    inside = unknown_fields(body.messages, MESSAGES, "messages", reads), unknown_fields(body.tools, TOOLS, "tools")
+    yield from islice(chain(*inside), MOST_WARNINGS)

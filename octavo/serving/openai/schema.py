@@ -3,14 +3,18 @@
 Fields that are not here are ignored and named in the answer's `warnings`; fields here with a wrong type are a 400.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
 
 from octavo.errors import InvalidRequestError, UnsupportedError
+from octavo.serving.nested import Shape, unknown_fields
 
 JsonObject = dict[str, Any]
+
+MOST_WARNINGS = 16  # about unknown fields, in one answer
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -210,9 +214,14 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 class BodyReader:
-    """Reads JSON bodies of one type, and tells which fields it did not know."""
+    """Reads JSON bodies of one type, and tells which fields it did not know.
 
-    def __init__(self, kind: type[msgspec.Struct]) -> None:
+    Args:
+        inside: what is known inside of fields.
+    """
+
+    def __init__(self, kind: type[msgspec.Struct], inside: Mapping[str, Shape] | None = None) -> None:
+        self._inside = inside or {}
         self._decoder = msgspec.json.Decoder(kind)
         self._keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
         self._known = frozenset(field.encode_name for field in msgspec.structs.fields(kind))
@@ -224,7 +233,7 @@ class BodyReader:
             InvalidRequestError: not JSON, not an object, a field of a wrong type, a required one missing.
         """
         try:
-            unknown = self._keys.decode(data).keys() - self._known
+            found = self._keys.decode(data)
             body = self._decoder.decode(data)
         except RecursionError:
             raise InvalidRequestError("the body is nested too deeply") from None
@@ -234,12 +243,15 @@ class BodyReader:
             # The decoder tells a place, never the bytes.
             reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
             raise InvalidRequestError(f"the body is not valid JSON: {reason}") from None
-        return body, _warnings(unknown)
+        # A hostile body may have any number of fields, of any length.
+        return body, list(islice(self._unknown(found), MOST_WARNINGS))
 
-
-def _warnings(unknown: Iterable[str]) -> list[str]:
-    # A hostile body may have any number of fields, of any length.
-    return [f"unknown field {name[:64]!r} was ignored" for name in sorted(unknown)[:16]]
+    def _unknown(self, found: Mapping[str, msgspec.Raw]) -> Iterator[str]:
+        for name in sorted(found.keys() - self._known):
+            yield f"unknown field {name[:64]!r} was ignored"
+        for name, shape in self._inside.items():
+            if name in found:
+                yield from unknown_fields(msgspec.json.decode(found[name]), shape, name)
 
 
 def _readable(message: str) -> InvalidRequestError:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from octavo.errors import InternalError, InvalidRequestError
 from octavo.serving.errors import describe, json_response, log_failure
+from octavo.serving.nested import RESPONSES
 from octavo.serving.openai.chat import open_chat
 from octavo.serving.openai.generation import Job, check_generation, error_in, read_fields
 from octavo.serving.openai.schema import BodyReader
@@ -21,14 +22,14 @@ from octavo.serving.responses.items import input_items
 from octavo.serving.responses.kept import BackgroundRun
 from octavo.serving.responses.schema import JsonObject, ResponseObject, ResponsesRequest
 from octavo.serving.responses.store import StoredResponse
-from octavo.serving.responses.translate import chat_request, without_effect
+from octavo.serving.responses.translate import chat_request, wants_logprobs, without_effect
 from octavo.serving.responses.truncate import shortened
 from octavo.serving.responses.writer import ResponseWriter
 from octavo.serving.state import ServerState, state_of
 from octavo.serving.stream import EventStream, until_disconnect
 from octavo.serving.tenant import tenant_of
 
-_READER = BodyReader(ResponsesRequest)
+_READER = BodyReader(ResponsesRequest, RESPONSES)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -51,7 +52,9 @@ async def create_response(request: Request) -> Response:
         warnings += await shortened(request, state, chat)
     job, choice = await open_chat(request, state, chat, [*warnings, *without_effect(body)])
     response = _response(body, job, keeps, state)
-    making = _Making(state, job, ResponseWriter(response, choice.shape, state.inputs.tokenizer), tenant, items)
+    making = _Making(
+        state, job, ResponseWriter(response, choice.shape, state.inputs.tokenizer, wants_logprobs(body)), tenant, items
+    )
     if body.background:
         return await making.in_background(request, bool(body.stream))
     events = making.joined_events()
@@ -73,6 +76,7 @@ def _response(body: ResponsesRequest, job: Job, keeps: bool, state: ServerState)
     asked |= {
         "parallel_tool_calls": body.parallel_tool_calls,
         "truncation": body.truncation,
+        "top_logprobs": body.top_logprobs,
         "reasoning": body.reasoning,
     }
     for name in ("temperature", "top_p"):

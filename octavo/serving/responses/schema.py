@@ -30,6 +30,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     metadata: dict[str, str] | None = None
     include: list[str] | None = None
+    top_logprobs: int | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -39,7 +40,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     # Refused unless neutral.
     conversation: Any = None
     prompt: Any = None
-    top_logprobs: int | None = None
     # Additions.
     top_k: int | None = None
     min_p: float | None = None
@@ -87,6 +87,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     text: JsonObject
     tool_choice: str | JsonObject = "auto"
     tools: list[JsonObject] = []
+    top_logprobs: int = 0
     top_p: float | None = None
     truncation: str = "disabled"
     usage: JsonObject | None = None

@@ -12,8 +12,8 @@ from octavo.serving.responses.schema import SAME, JsonObject, ResponsesRequest
 _REFUSED = {
     "conversation": "conversations are not supported; use previous_response_id",
     "prompt": "stored prompts are not supported; use instructions and input",
-    "top_logprobs": "log-probabilities are not supported here; /v1/chat/completions has them",
 }
+_LOGPROBS = "message.output_text.logprobs"
 _PLAIN_TIERS = (None, "auto", "default")
 
 
@@ -36,11 +36,11 @@ def chat_request(body: ResponsesRequest, items: Sequence[JsonObject]) -> ChatReq
         raise InvalidRequestError(
             f"max_output_tokens must be at least 1, got {body.max_output_tokens}", "max_output_tokens"
         )
-    if "message.output_text.logprobs" in (body.include or ()):
-        raise UnsupportedError(f"include: {_REFUSED['top_logprobs']}")
     fields: JsonObject = {name: getattr(body, name) for name in SAME}
     return ChatRequest(
         **fields,
+        logprobs=wants_logprobs(body) or None,
+        top_logprobs=body.top_logprobs if wants_logprobs(body) else None,
         request_id=uuid.uuid4().hex,  # whoever has the id gets the response: no client chooses it
         messages=messages_of(items, body.instructions),
         max_completion_tokens=body.max_output_tokens,
@@ -50,6 +50,11 @@ def chat_request(body: ResponsesRequest, items: Sequence[JsonObject]) -> ChatReq
         reasoning_effort=_effort(body.reasoning),
         user=body.safety_identifier or body.user,
     )
+
+
+def wants_logprobs(body: ResponsesRequest) -> bool:
+    """The answer tells log-probabilities; a number of alternatives above 0 asks for them, too."""
+    return _LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
 
 
 def without_effect(body: ResponsesRequest) -> Iterator[str]:
@@ -63,7 +68,7 @@ def without_effect(body: ResponsesRequest) -> Iterator[str]:
             "reasoning.summary has no effect: reasoning is told as it is",
         ),
         (text.get("verbosity") is not None, "text.verbosity has no effect"),
-        (body.include, "include has no effect: there is nothing more to tell"),
+        (set(body.include or ()) - {_LOGPROBS}, f"of include only {_LOGPROBS!r} has an effect"),
         ((body.stream_options or {}).get("include_obfuscation"), "stream_options.include_obfuscation has no effect"),
     )
     yield from (told for condition, told in found if condition)

@@ -8,7 +8,9 @@ from typing import Any
 from octavo.flow.delta import TextDelta
 from octavo.outputs.answer.feed import AnswerEvent
 from octavo.outputs.answer.parser import AnswerParser, AnswerShape, joined
+from octavo.serving.openai.answers import ContentLogprob
 from octavo.serving.openai.generation import Tally
+from octavo.serving.openai.logprobs import TokenNames, chat_logprobs
 from octavo.serving.responses.schema import JsonObject, ResponseObject
 from octavo.serving.stream import named_event
 from octavo.text.tokenizer import Tokenizer
@@ -19,13 +21,22 @@ _CUT = {"length": "max_output_tokens", "timeout": "timeout", "abort": "aborted",
 
 
 class ResponseWriter:
-    """Writes one response, with the numbers of its events. Mutable; one owner."""
+    """Writes one response, with the numbers of its events. Mutable; one owner.
 
-    def __init__(self, response: ResponseObject, shape: AnswerShape, tokenizer: Tokenizer | None) -> None:
+    Args:
+        logprobs: tell those of the tokens of texts.
+    """
+
+    def __init__(
+        self, response: ResponseObject, shape: AnswerShape, tokenizer: Tokenizer | None, logprobs: bool = False
+    ) -> None:
         self.response = response
         self._parser = AnswerParser(shape)
         self._tokenizer = tokenizer
         self._number = 0
+        self._names = TokenNames(tokenizer)
+        self._tells = logprobs
+        self._measured: list[ContentLogprob] = []  # of tokens whose text is still to come
         self._item: JsonObject | None = None  # that is not complete
 
     def event(self, kind: str, /, **fields: Any) -> bytes:
@@ -42,7 +53,12 @@ class ResponseWriter:
         found = self._parser.push(delta.text)
         if delta.finish_reason is not None:
             found += self._parser.finish()
-        return [told for event in joined(found) for told in self._part(event)]
+        if self._tells:
+            self._measured += chat_logprobs(delta.logprobs, self.response.top_logprobs, self._names).content
+        events = joined(found)
+        if events and all(event.kind != "content" for event in events):
+            self._measured.clear()  # of tokens that are no text of the answer
+        return [told for event in events for told in self._part(event)]
 
     def finish(self, reason: str, tally: Tally) -> list[bytes]:
         """The end of an answer that did not fail; the last event is still to be told."""
@@ -103,7 +119,10 @@ class ResponseWriter:
             yield self._told("response.function_call_arguments.delta", delta=event.text)
             return
         item["content"][0]["text"] += event.text
-        more: JsonObject = {"logprobs": []} if event.kind == "content" else {}
+        more: JsonObject = {}
+        if event.kind == "content":
+            more["logprobs"], self._measured = self._measured, []
+            item["content"][0]["logprobs"] += more["logprobs"]
         yield self._told(f"response.{_text_of(item)}.delta", content_index=0, delta=event.text, **more)
 
     def _begin(self, item: JsonObject) -> Iterator[bytes]:
@@ -129,7 +148,7 @@ class ResponseWriter:
             yield self._told("response.function_call_arguments.done", arguments=item["arguments"], name=item["name"])
         else:
             part = item["content"][0]
-            more: JsonObject = {"logprobs": []} if item["type"] == "message" else {}
+            more: JsonObject = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
             yield self._told(f"response.{_text_of(item)}.done", content_index=0, text=part["text"], **more)
             yield self._told("response.content_part.done", content_index=0, part=part)
         yield self.event("response.output_item.done", output_index=len(self.response.output) - 1, item=item)
