@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "linear_dense.h"
 #include "linear_kernels.h"
 #include "linear_prepare.h"
 #include "simd/vec.h"
@@ -127,9 +128,14 @@ StripRange strip_of(int64_t panels, int widest, int64_t index) {
   return {panels, 0};
 }
 
+// Of a segment that is no matter of dense_rows().
+int64_t strips_of(const OctavoSegment& segment, int widest) {
+  return format_of(segment.format).dense() ? 0 : strip_count(panel_count(segment.rows), widest);
+}
+
 int64_t all_strips(const Product& product, int widest) {
   int64_t count = 0;
-  for (int s = 0; s < product.segment_count; ++s) count += strip_count(panel_count(product.segments[s].rows), widest);
+  for (int s = 0; s < product.segment_count; ++s) count += strips_of(product.segments[s], widest);
   return count;
 }
 
@@ -137,7 +143,7 @@ void run_strip(Team& team, int thread, const Product& product, int widest, int64
   int64_t first_output = product.first_output;
   int s = 0;
   for (;; ++s) {
-    const int64_t here = strip_count(panel_count(product.segments[s].rows), widest);
+    const int64_t here = strips_of(product.segments[s], widest);
     if (index < here) break;
     index -= here;
     first_output += product.segments[s].rows;
@@ -153,11 +159,27 @@ void run_strip(Team& team, int thread, const Product& product, int widest, int64
     finish_row(product, segment, first_output, range.panel, range.panels, row + r, total + r * range.panels * kLanes);
 }
 
+DenseProduct dense_product(const Product& product, int64_t set) {
+  DenseProduct dense{};
+  dense.segments = product.segments;
+  dense.segment_count = product.segment_count;
+  dense.in = product.in;
+  dense.rows = product.rows;
+  dense.set = set;
+  dense.first_output = product.first_output;
+  dense.bias = product.bias;
+  dense.residual = product.residual;
+  dense.out = product.out;
+  dense.width = product.width;
+  return dense;
+}
+
 void many_rows(Team& team, const Product& product) {
   const int64_t fewest = (product.rows + kMostRows - 1) / kMostRows;
   const int64_t even = (product.rows + fewest - 1) / fewest;
   const int64_t height = (even + kTileStep - 1) / kTileStep * kTileStep;
   const int64_t blocks = (product.rows + height - 1) / height;
+  dense_rows(team, dense_product(product, 0));
   int widest = kWidestMany; // narrower strips when there would be too few to share evenly
   while (widest > 1 && team.threads() > 1 && all_strips(product, widest) * blocks < 6 * team.threads()) widest /= 2;
   team.parallel(all_strips(product, widest) * blocks, [&](int64_t task, int thread) {
@@ -222,7 +244,7 @@ void run_product(Team& team, Product& product, const float* x, int64_t depth) {
   const int64_t floats = gathered + prepared_floats(needs, layout);
   float* memory = floats > 0 ? team.shared(static_cast<size_t>(floats)) : nullptr;
   if (order) gather(team, x, order, product.rows, depth, memory);
-  product.in = prepare(team, needs, order ? memory : x, layout, memory + gathered);
+  product.in = prepare(team, needs, order ? memory : x, layout, 1, memory + gathered);
   if (product.rows <= kFewLimit)
     few_rows(team, product);
   else
@@ -266,13 +288,16 @@ void head_linear(Team& team, const OctavoInstruction& instruction, const OctavoP
   const int64_t gathered = (heads * rows * depth + 15) / 16 * 16;
   float* memory = team.shared(static_cast<size_t>(gathered + prepared_floats(needs, layout)));
   const float* x = gather_heads(team, program.buffer[instruction.in0], instruction, rows, memory);
-  product.in = prepare(team, needs, x, layout, memory + gathered);
+  product.in = prepare(team, needs, x, layout, heads, memory + gathered);
+  product.segment_count = instruction.i[1];
+  if (rows > kFewLimit) dense_rows(team, dense_product(product, rows));
   const int64_t blocks = rows <= kFewLimit ? 1 : (rows + kMostRows - 1) / kMostRows;
   team.parallel(heads * blocks, [&](int64_t task, int thread) {
     const Product one = head_product(product, task / blocks, width);
     const int64_t row = task % blocks * kMostRows;
     if (rows <= kFewLimit) return run_few(one, one.segments[0], 0, 0, panel_count(one.segments[0].rows));
-    run_head(team, thread, one, row, rows - row < kMostRows ? rows - row : kMostRows);
+    if (!format_of(one.segments[0].format).dense())
+      run_head(team, thread, one, row, rows - row < kMostRows ? rows - row : kMostRows);
   });
 }
 

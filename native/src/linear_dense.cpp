@@ -1,6 +1,4 @@
-// Kernels of f32, f16 and bf16 weights.
-#include <string.h>
-
+// Kernels of f32, f16 and bf16 weights with few rows.
 #include <atomic>
 #if defined(__AVX512BF16__)
 #include <cpuid.h>
@@ -8,12 +6,9 @@
 
 #include "linear_codes.h"
 #include "linear_kernels.h"
-#include "linear_tile.h"
 
 namespace octavo {
 namespace {
-
-static_assert(kDenseGroup == kFloatRun && kPairGroup == 2 * kPairRun, "a group is a run");
 
 // The weights of inputs k and k + 1.
 template <int Number> inline void read_pair(const uint8_t* panel, int64_t k, Vec16& first, Vec16& second) {
@@ -51,8 +46,9 @@ void few_dense_rows(const Strip& strip, const LinearInputs& in, int64_t row, flo
   Vec16 total[Rows][Panels];
   for (int r = 0; r < Rows; ++r)
     for (int p = 0; p < Panels; ++p) total[r][p] = zero();
-  for (int64_t start = 0; start < cols; start += kDenseGroup) {
-    const int64_t end = start + kDenseGroup < cols ? start + kDenseGroup : cols;
+  const int64_t group = dense_group(cols);
+  for (int64_t start = 0; start < cols; start += group) {
+    const int64_t end = start + group < cols ? start + group : cols;
     Vec16 sum[Rows][Panels];
 #pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r)
@@ -86,44 +82,9 @@ void few_dense_rows(const Strip& strip, const LinearInputs& in, int64_t row, flo
     for (int p = 0; p < Panels; ++p) store(out + (r * Panels + p) * kLanes, total[r][p]);
 }
 
-template <int Number> void unpack_dense(const uint8_t* panel, int64_t start, int64_t end, float* out) {
-  int64_t k = start;
-  for (; k + 2 <= end; k += 2, out += 2 * kLanes) {
-    Vec16 first, second;
-    read_pair<Number>(panel, k, first, second);
-    store(out, first);
-    store(out + kLanes, second);
-  }
-  if (k < end) store(out, read_last<Number>(panel, k));
-}
-
-template <int Number>
-void many_dense_rows(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int rows, float* total,
-                     float* scratch) {
-  const int64_t cols = dense_cols<Number>(in);
-  memset(total, 0, sizeof(float) * static_cast<size_t>(rows * panels * kLanes));
-  for (int64_t start = 0; start < cols; start += kDenseGroup) {
-    const int64_t end = start + kDenseGroup < cols ? start + kDenseGroup : cols;
-    FloatTile tile{};
-    if constexpr (Number == OCTAVO_F32) {
-      tile.weights = reinterpret_cast<const float*>(strip.panels) + start * kLanes;
-      tile.panel_stride = strip.layout.bytes / static_cast<int64_t>(sizeof(float));
-    } else {
-      for (int p = 0; p < panels; ++p)
-        unpack_dense<Number>(strip.panels + p * strip.layout.bytes, start, end, scratch + p * kDenseGroup * kLanes);
-      tile.weights = scratch;
-      tile.panel_stride = kDenseGroup * kLanes;
-    }
-    tile.count = end - start;
-    tile.inputs = dense_inputs<Number>(in) + in.layout.at(row, start, kFloatRun);
-    tile.total = total;
-    run_float_tile(tile, rows, panels);
-  }
-}
-
 template <int Number> struct Dense {
   template <int Rows, int Panels> static constexpr FewRows kFew = few_dense_rows<Number, Rows, Panels>;
-  static constexpr ManyRows kMany = many_dense_rows<Number>;
+  static constexpr ManyRows kMany = nullptr;
 };
 
 #if defined(__AVX512BF16__)
@@ -134,8 +95,9 @@ void few_pair_rows(const Strip& strip, const LinearInputs& in, int64_t row, floa
   __m512 total[Rows][Panels];
   for (int r = 0; r < Rows; ++r)
     for (int p = 0; p < Panels; ++p) total[r][p] = _mm512_setzero_ps();
-  for (int64_t start = 0; start < words; start += kPairGroup / 2) {
-    const int64_t end = start + kPairGroup / 2 < words ? start + kPairGroup / 2 : words;
+  const int64_t group = dense_group(in.even_cols) / 2;
+  for (int64_t start = 0; start < words; start += group) {
+    const int64_t end = start + group < words ? start + group : words;
     __m512 sum[Rows][Panels];
 #pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r)
@@ -161,24 +123,9 @@ void few_pair_rows(const Strip& strip, const LinearInputs& in, int64_t row, floa
     for (int p = 0; p < Panels; ++p) _mm512_storeu_ps(out + (r * Panels + p) * kLanes, total[r][p]);
 }
 
-void many_pair_rows(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int rows, float* total,
-                    float*) {
-  const int64_t words = in.even_cols / 2;
-  memset(total, 0, sizeof(float) * static_cast<size_t>(rows * panels * kLanes));
-  for (int64_t start = 0; start < words; start += kPairGroup / 2) {
-    PairTile tile{};
-    tile.weights = strip.panels + start * 4 * kLanes;
-    tile.panel_stride = strip.layout.bytes;
-    tile.count = start + kPairGroup / 2 < words ? kPairGroup / 2 : words - start;
-    tile.inputs = in.pairs + in.layout.at(row, start, kPairRun);
-    tile.total = total;
-    run_pair_tile(tile, rows, panels);
-  }
-}
-
 struct Pairs {
   template <int Rows, int Panels> static constexpr FewRows kFew = few_pair_rows<Rows, Panels>;
-  static constexpr ManyRows kMany = many_pair_rows;
+  static constexpr ManyRows kMany = nullptr;
 };
 
 bool is_amd() {

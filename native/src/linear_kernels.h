@@ -1,7 +1,7 @@
 // Products of rows of inputs with a strip of 1, 2 or 4 panels, one pair of kernels a format.
 //
 // The sum of one output, the same in both kernels and for any number of rows: inputs in groups (of a block format,
-// those that share a scale; else kDenseGroup or kPairGroup); in a group one chain of fused multiply-adds from 0, in
+// those that share a scale; else dense_group()); in a group one chain of fused multiply-adds from 0, in
 // input order; total = fma(scale, group sum, total), then with mins total = fma(min, sum of the group's inputs, total).
 #pragma once
 #include <stdint.h>
@@ -11,8 +11,7 @@
 
 namespace octavo {
 
-constexpr int kDenseGroup = 64;
-constexpr int kPairGroup = 256; // of bf16 in pairs
+constexpr int kDenseGroup = 640; // most inputs of a group of dense weights
 constexpr int kMostPanels = 4;  // of a strip
 
 // As many as there are registers for: rows that keep their sums in them while codes are read, and panels with one such
@@ -24,6 +23,12 @@ constexpr int kFewRows = 1, kWidestFew = 2, kWidestMany = 1;
 #else
 constexpr int kFewRows = 1, kWidestFew = 1, kWidestMany = 1;
 #endif
+
+// Inputs of a group of dense weights: groups are as equal as can be, and even.
+constexpr int64_t dense_group(int64_t cols) {
+  const int64_t groups = cols > kDenseGroup ? (cols + kDenseGroup - 1) / kDenseGroup : 1;
+  return ((cols + groups - 1) / groups + 1) / 2 * 2;
+}
 
 constexpr int kMostRows = 60;                // of one call
 constexpr int kTileUnits = kCodeRun / kUnit; // whose codes are written out at once for inputs of 8 bits
@@ -37,13 +42,14 @@ bool bf16_in_pairs();
 // The inputs of an instruction, prepared once, each as the layout says. What no segment needs is null. [rows] of:
 struct LinearInputs {
   const float* values;   // [cols]
-  const float* rounded;  // [even_cols] values rounded to bf16, unless bf16_in_pairs()
+  const float* tiled;    // [cols] the same in tiles of rows
+  const float* rounded;  // [even_cols] values rounded to bf16, unless bf16_in_pairs(); many rows in tiles of rows
   const uint32_t* pairs; // [even_cols / 2] likewise, two a word, otherwise
   const float* sums16;   // [cols / 16] sums of 16
   const float* sums32;   // [cols / 32] sums of 32
   CodedInputs coded;     // in 8 bits
   int64_t cols, even_cols;
-  RowLayout layout; // its rows are all that were prepared; for bf16 its cols are even_cols
+  RowLayout layout; // its rows are all that were prepared
 };
 
 struct Strip {
@@ -61,7 +67,7 @@ struct LinearKernel {
   // For rows <= kFewRows and 1, 2 or 4 panels, up to kWidestFew and with more than 2 rows up to 2:
   // at [rows - 1][log2(panels)].
   FewRows few[4][3];
-  ManyRows many;
+  ManyRows many; // null: dense_rows() does it
 };
 
 LinearKernel dense_kernel(int32_t format);

@@ -2,13 +2,12 @@
 
 #include <string.h>
 
+#include "dense_tiles.h"
 #include "linear_dot.h"
 #include "simd/vec.h"
 
 namespace octavo {
 namespace {
-
-RowLayout even(const RowLayout& layout) { return {layout.rows, layout.cols + layout.cols % 2, layout.in_runs}; }
 
 // Eight inputs and more at a time, for formats of any width: what is past the row counts as 0.
 template <class Write> void for_vectors(const float* x, int64_t cols, Write&& write) {
@@ -22,20 +21,20 @@ void copy_row(const float* x, const RowLayout& to, int64_t row, float* out) {
               [&](int64_t k, Vec16 value, int count) { store_n(out + to.at(row, k, kFloatRun), value, count); });
 }
 
-// As pairs; `to` counts single inputs.
-void round_row(const float* x, int64_t cols, const RowLayout& to, int64_t row, uint16_t* out) {
+// As pairs.
+void round_row(const float* x, int64_t cols, uint16_t* out) {
   for_vectors(x, cols, [&](int64_t k, Vec16 value, int count) {
     uint16_t rounded[kLanes];
     store_bf16(rounded, value);
-    memcpy(out + to.at(row, k, 2 * kPairRun), rounded, static_cast<size_t>(count + count % 2) * 2);
+    memcpy(out + k, rounded, static_cast<size_t>(count + count % 2) * 2);
   });
 }
 
-void round_row_wide(const float* x, int64_t cols, const RowLayout& to, int64_t row, float* out) {
+void round_row_wide(const float* x, int64_t cols, float* out) {
   for_vectors(x, cols, [&](int64_t k, Vec16 value, int count) {
     uint16_t rounded[kLanes];
     store_bf16(rounded, value);
-    store_n(out + to.at(row, k, kFloatRun), load_bf16(rounded), count + count % 2);
+    store_n(out + k, load_bf16(rounded), count + count % 2);
   });
 }
 
@@ -65,6 +64,7 @@ private:
 // The memory of what is prepared. null: only its size is asked for.
 struct Prepared {
   float* values;
+  float* exact;
   float* rounded;
   float* sums16;
   float* sums32;
@@ -77,8 +77,8 @@ Prepared lay_out(const Needs& needs, const RowLayout& layout, float* memory) {
   Pieces pieces(memory);
   Prepared to{};
   to.values = pieces.take(needs.values && layout.in_runs, layout.size(kFloatRun));
-  to.rounded =
-      pieces.take(needs.bf16, bf16_in_pairs() ? even(layout).size(2 * kPairRun) / 2 : even(layout).size(kFloatRun));
+  to.exact = pieces.take(needs.exact && layout.in_runs, rows * cols);
+  to.rounded = pieces.take(needs.bf16, rows * (cols + cols % 2) / (bf16_in_pairs() ? 2 : 1));
   to.sums16 = pieces.take(needs.sums16, rows * (cols / 16));
   to.sums32 = pieces.take(needs.sums32, rows * (cols / 32));
   to.coded.codes = reinterpret_cast<uint8_t*>(pieces.take(needs.codes, layout.size(kCodeRun) / 4));
@@ -94,13 +94,30 @@ Prepared lay_out(const Needs& needs, const RowLayout& layout, float* memory) {
 
 void prepare_row(const Needs& needs, const float* x, const RowLayout& layout, int64_t row, const Prepared& to) {
   if (to.values) copy_row(x, layout, row, to.values);
-  if (needs.bf16 && bf16_in_pairs())
-    round_row(x, layout.cols, even(layout), row, reinterpret_cast<uint16_t*>(to.rounded));
-  else if (needs.bf16)
-    round_row_wide(x, layout.cols, even(layout), row, to.rounded);
+  if (needs.bf16 && !layout.in_runs) {
+    const int64_t even = layout.cols + layout.cols % 2;
+    if (bf16_in_pairs())
+      round_row(x, layout.cols, reinterpret_cast<uint16_t*>(to.rounded) + row * even);
+    else
+      round_row_wide(x, layout.cols, to.rounded + row * even);
+  }
   if (needs.sums16) sum_groups(x, 16, layout, row, to.sums16);
   if (needs.sums32) sum_groups(x, 32, layout, row, to.sums32);
   if (needs.codes) quantize_row(x, layout, row, to.coded);
+}
+
+// Rows in tiles for dense products of many rows.
+void prepare_tiles(Team& team, const float* x, const RowLayout& layout, int64_t sets, const Prepared& to) {
+  const RowTiles tiles{layout.rows / sets};
+  const TileWords bf16 = bf16_in_pairs() ? TileWords::pairs : TileWords::rounded;
+  const int64_t even = (layout.cols + layout.cols % 2) / (bf16_in_pairs() ? 2 : 1);
+  team.parallel(tiles.count() * sets, [&](int64_t tile, int) {
+    const int64_t row = tile / tiles.count() * tiles.rows + tiles.first(tile % tiles.count());
+    const int height = tiles.height(tile % tiles.count());
+    const float* from = x + row * layout.cols;
+    if (to.exact) write_tile(from, layout.cols, TileWords::exact, height, to.exact + row * layout.cols);
+    if (to.rounded) write_tile(from, layout.cols, bf16, height, to.rounded + row * even);
+  });
 }
 
 } // namespace
@@ -110,7 +127,8 @@ Needs needs_of(const OctavoSegment* segments, int count, bool coded) {
   for (int s = 0; s < count; ++s) {
     const Format f = format_of(segments[s].format);
     needs.bf16 |= segments[s].format == OCTAVO_BF16;
-    needs.values |= segments[s].format != OCTAVO_BF16 && !(coded && f.codable());
+    needs.exact |= f.dense() && segments[s].format != OCTAVO_BF16;
+    needs.values |= !f.dense() && !(coded && f.codable());
     if (coded && f.codable()) {
       needs.codes = true;
       needs.code_sums16 |= f.mins && f.group == 16;
@@ -126,7 +144,8 @@ Needs needs_of(const OctavoSegment* segments, int count, bool coded) {
 
 int64_t prepared_floats(const Needs& needs, const RowLayout& layout) { return lay_out(needs, layout, nullptr).floats; }
 
-LinearInputs prepare(Team& team, const Needs& needs, const float* x, const RowLayout& layout, float* memory) {
+LinearInputs prepare(Team& team, const Needs& needs, const float* x, const RowLayout& layout, int64_t sets,
+                     float* memory) {
   const int64_t rows = layout.rows, cols = layout.cols;
   LinearInputs in{};
   in.values = x;
@@ -138,11 +157,14 @@ LinearInputs prepare(Team& team, const Needs& needs, const float* x, const RowLa
   const auto prepare_rows = [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) prepare_row(needs, x + row * cols, layout, row, to);
   };
-  if (rows * cols <= kWorthSharing)
+  if (layout.in_runs && (to.exact || to.rounded)) prepare_tiles(team, x, layout, sets, to);
+  const bool by_rows = !layout.in_runs || to.values || needs.sums16 || needs.sums32 || needs.codes;
+  if (by_rows && rows * cols <= kWorthSharing)
     prepare_rows(0, rows, 0);
-  else
+  else if (by_rows)
     team.parallel_ranges(rows, 1, prepare_rows);
   if (to.values) in.values = to.values;
+  in.tiled = to.exact;
   if (bf16_in_pairs())
     in.pairs = reinterpret_cast<const uint32_t*>(to.rounded);
   else

@@ -10,7 +10,7 @@ constexpr int64_t kWorthSharing = 16384;                       // elements that 
 
 // What the segments' formats need beside the inputs themselves.
 struct Needs {
-  bool values = false, bf16 = false, sums16 = false, sums32 = false;
+  bool values = false, exact = false, bf16 = false, sums16 = false, sums32 = false;
   bool codes = false, code_sums16 = false, code_sums32 = false;
   unsigned offsets = 0; // bit log2 of each dot_offset
 };
@@ -21,7 +21,9 @@ Needs needs_of(const OctavoSegment* segments, int count, bool coded);
 // How much memory prepared inputs take; a multiple of 16.
 int64_t prepared_floats(const Needs& needs, const RowLayout& layout);
 
-// x: [layout.rows, layout.cols], row after row. memory: prepared_floats(...), 64-byte aligned.
-LinearInputs prepare(Team& team, const Needs& needs, const float* x, const RowLayout& layout, float* memory);
+// x: [layout.rows, layout.cols], row after row, `sets` products' rows one after the other; a tile's rows are of one
+// set. memory: prepared_floats(...), 64-byte aligned.
+LinearInputs prepare(Team& team, const Needs& needs, const float* x, const RowLayout& layout, int64_t sets,
+                     float* memory);
 
 } // namespace octavo

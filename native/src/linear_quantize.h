@@ -28,8 +28,7 @@ struct RowLayout {
   int64_t size(int64_t run) const { return in_runs ? (cols + run - 1) / run * run * rows : rows * cols; }
 };
 
-constexpr int kFloatRun = 64; // inputs of a run in floats; words of pairs in one are kPairRun
-constexpr int kPairRun = 128;
+constexpr int kFloatRun = 64; // inputs of a run in floats
 constexpr int kCodeRun = 256;
 
 constexpr int kOffsets = 8; // a format's dot_offset is a power of two below 2^kOffsets

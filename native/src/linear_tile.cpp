@@ -43,40 +43,6 @@ template <int Rows, int Panels> void float_tile(const FloatTile& t) {
     }
 }
 
-#if defined(__AVX512BF16__)
-template <int Rows, int Panels> void pair_tile(const PairTile& t) {
-  __m512 sum[Rows][Panels];
-#pragma GCC unroll 16
-  for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 4
-    for (int p = 0; p < Panels; ++p) sum[r][p] = _mm512_setzero_ps();
-  for (int64_t k = 0; k < t.count; ++k) {
-    __m512bh weight[Panels];
-#pragma GCC unroll 4
-    for (int p = 0; p < Panels; ++p)
-      weight[p] = (__m512bh)_mm512_loadu_si512(t.weights + p * t.panel_stride + k * 4 * kLanes);
-#pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r) {
-      const __m512bh input = (__m512bh)_mm512_set1_epi32(static_cast<int>(t.inputs[r * kPairRun + k]));
-#pragma GCC unroll 4
-      for (int p = 0; p < Panels; ++p) sum[r][p] = _mm512_dpbf16_ps(sum[r][p], weight[p], input);
-    }
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 4
-    for (int p = 0; p < Panels; ++p) {
-      float* at = t.total + (r * Panels + p) * kLanes;
-      _mm512_storeu_ps(at, _mm512_add_ps(sum[r][p], _mm512_loadu_ps(at)));
-    }
-}
-
-template <int Rows, int Panels> void run(const PairTile& tile, int rows) {
-  if (rows == Rows) return pair_tile<Rows, Panels>(tile);
-  if constexpr (Rows > 1) run<Rows - 1, Panels>(tile, rows);
-}
-#endif
-
 template <int Rows, int Panels> void run(const FloatTile& tile, int rows) {
   if (rows == Rows) return float_tile<Rows, Panels>(tile);
   if constexpr (Rows > 1) run<Rows - 1, Panels>(tile, rows);
@@ -89,14 +55,8 @@ FloatTile skip(FloatTile t, int rows, int panels) {
   return t;
 }
 
-[[maybe_unused]] PairTile skip(PairTile t, int rows, int panels) {
-  t.inputs += rows * kPairRun;
-  t.total += rows * panels * kLanes;
-  return t;
-}
-
 // As many full tiles as there are, then what is left.
-template <int Tall, int Panels, class Tile> void run_all(Tile tile, int rows) {
+template <int Tall, int Panels> void run_all(FloatTile tile, int rows) {
   for (; rows >= Tall; rows -= Tall) {
     run<Tall, Panels>(tile, Tall);
     tile = skip(tile, Tall, Panels);
@@ -104,7 +64,7 @@ template <int Tall, int Panels, class Tile> void run_all(Tile tile, int rows) {
   if (rows > 0) run<Tall, Panels>(tile, rows);
 }
 
-template <class Tile> void run_tile(const Tile& tile, int rows, int panels) {
+void run_tile(const FloatTile& tile, int rows, int panels) {
   if constexpr (kWidestMany == 4) {
     if (panels == 4) return run_all<6, 4>(tile, rows);
     if (panels == 2) return run_all<12, 2>(tile, rows);
@@ -115,9 +75,5 @@ template <class Tile> void run_tile(const Tile& tile, int rows, int panels) {
 } // namespace
 
 void run_float_tile(const FloatTile& tile, int rows, int panels) { run_tile(tile, rows, panels); }
-
-#if defined(__AVX512BF16__)
-void run_pair_tile(const PairTile& tile, int rows, int panels) { run_tile(tile, rows, panels); }
-#endif
 
 } // namespace octavo

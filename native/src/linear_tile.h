@@ -21,15 +21,4 @@ struct FloatTile {
 
 void run_float_tile(const FloatTile& tile, int rows, int panels);
 
-// Words of two bf16 inputs against words of two bf16 weights. Only with AVX-512 BF16.
-struct PairTile {
-  const uint8_t* weights; // [panels] of [count][16] words, panel_stride bytes apart
-  int64_t panel_stride;
-  int64_t count;          // words of the group
-  const uint32_t* inputs; // [rows], kPairRun apart
-  float* total;           // [rows][panels][16]
-};
-
-void run_pair_tile(const PairTile& tile, int rows, int panels);
-
 } // namespace octavo

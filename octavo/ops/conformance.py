@@ -239,6 +239,7 @@ def _linear_cases() -> Iterator[Case]:
     for format in FLOAT_FORMATS:  # widths that no vector divides
         yield _linear(f"{format} odd", 3, [(format, 19, 37)], bias=True)
         yield _linear(f"{format} one by one", 1, [(format, 1, 1)])
+        yield _linear(f"{format} blocks", 295, [(format, 53, 1283)], bias=True)
     yield _linear("bias", 4, [("q8_0", 50, 64)], bias=True)
     yield _linear("q4_k+q4_k+q6_k", 3, [("q4_k", 32, 256), ("q4_k", 16, 256), ("q6_k", 16, 256)], bias=True)
     yield _linear("bf16+f32+q8_0, odd rows", 6, [("bf16", 5, 64), ("f32", 17, 64), ("q8_0", 3, 64)], bias=True)

@@ -76,11 +76,11 @@ def test_few_blocks(machine: Machine, format: str, cols: int) -> None:
 
 
 @pytest.mark.parametrize("format", DENSE_FORMATS)
-@pytest.mark.parametrize("cols", [1, 2, 31, 65, 257, 515])
+@pytest.mark.parametrize("cols", [1, 2, 31, 65, 257, 641, 1283])
 def test_dense_widths(machine: Machine, format: str, cols: int) -> None:
     stored = random_source(format, 35, cols)
     weight = machine.packer.matrix([stored])
-    for tokens in (1, 3):
+    for tokens in (1, 3, 19):
         x = inputs_of(tokens, cols)
         assert_close(linear(machine, machine.teams[0], weight, x), x, [stored])
     out = buffer((3, cols))
@@ -101,6 +101,21 @@ def test_bits_depend_on_nothing_but_the_row(machine: Machine, format: str) -> No
         for team in machine.teams:
             actual = linear(machine, team, weight, x[-tokens:])
             np.testing.assert_array_equal(actual.view(np.uint32), expected[-tokens:].view(np.uint32))
+
+
+@pytest.mark.parametrize("format", DENSE_FORMATS)
+@pytest.mark.parametrize("cols", [601, 1283])
+def test_dense_bits_whatever_the_tiles(machine: Machine, format: str, cols: int) -> None:
+    """Rows in tiles of every height, in one and in three blocks; one group of inputs and three; strips cut short."""
+    weight = machine.packer.matrix([random_source(format, 181, cols), random_source(format, 37, cols)])
+    bias = np.random.default_rng(1).standard_normal(weight.shape[0], np.float32)
+    x = inputs_of(590, cols)
+    expected = linear(machine, machine.teams[0], weight, x, bias)
+    alone = np.concatenate([linear(machine, machine.teams[1], weight, x[t : t + 1], bias) for t in range(0, 590, 31)])
+    np.testing.assert_array_equal(alone.view(np.uint32), expected[::31].view(np.uint32))
+    for tokens in (3, 4, 6, 7, 8, 9, 10, 13, 14, 15, 24, 29, 281, 590):
+        actual = linear(machine, machine.teams[tokens % 3], weight, x[-tokens:], bias)
+        np.testing.assert_array_equal(actual.view(np.uint32), expected[-tokens:].view(np.uint32))
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 70])

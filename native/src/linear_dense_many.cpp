@@ -1,0 +1,212 @@
+// Dense products of many rows: blocks of rows times strips of panels, group of inputs by group of inputs.
+//
+// A task keeps its block's inputs of one group in the second-level cache. For each pair of panels it writes the group's
+// weights out as floats once, which then stay in the first-level cache while all tiles of rows pass over them. Sums of
+// earlier groups wait in the thread's memory; the last group's tiles write the results themselves. While a tile is
+// multiplied, the weights that come next are fetched.
+#include "linear_codes.h"
+#include "linear_dense.h"
+#include "linear_dense_tile.h"
+#include "simd/vec.h"
+
+namespace octavo {
+namespace {
+
+constexpr int64_t kBlockTiles = 280 / kDenseTall; // tiles of rows in a block: its inputs of a group take 280 kB
+constexpr int kMostStrips = 4;                    // of a task
+constexpr int64_t kTasksOfThread = 8;             // that there should be, so that threads end together
+
+// Strips of one segment that one task takes.
+struct StripRun {
+  int segment;
+  int64_t column;      // of the segment's first output
+  int64_t first, last; // panels
+};
+
+// How a product is dealt out: its strips in runs, its tiles of rows in blocks.
+class Deal {
+public:
+  Deal(const DenseProduct& product, int threads) : product_(product), tiles_{product.rows} {
+    blocks_ = (tiles_.count() + kBlockTiles - 1) / kBlockTiles;
+    while (strips_ < kMostStrips && runs_of(2 * strips_) * blocks_ >= kTasksOfThread * threads) strips_ *= 2;
+    runs_ = runs_of(strips_);
+  }
+
+  int64_t tasks() const { return runs_ * blocks_; }
+  const RowTiles& tiles() const { return tiles_; }
+  int64_t most_strips() const { return strips_; }
+
+  // Blocks outermost: threads that work on neighbours read the same inputs.
+  StripRun strips(int64_t task) const {
+    int64_t index = task % runs_, column = product_.first_output;
+    for (int s = 0;; ++s) {
+      const OctavoSegment& segment = product_.segments[s];
+      const int64_t here = runs_in(segment, strips_);
+      if (index < here) {
+        const int64_t panels = panel_count(segment.rows), all = (panels + kDensePanels - 1) / kDensePanels;
+        const int64_t last = (index + 1) * all / here * kDensePanels;
+        return {s, column, index * all / here * kDensePanels, last < panels ? last : panels};
+      }
+      index -= here;
+      column += segment.rows;
+    }
+  }
+  int64_t first_tile(int64_t task) const { return task / runs_ * tiles_.count() / blocks_; }
+  int64_t last_tile(int64_t task) const { return (task / runs_ + 1) * tiles_.count() / blocks_; }
+
+private:
+  static int64_t runs_in(const OctavoSegment& segment, int64_t strips) {
+    if (!format_of(segment.format).dense()) return 0;
+    const int64_t all = (panel_count(segment.rows) + kDensePanels - 1) / kDensePanels;
+    return (all + strips - 1) / strips;
+  }
+  int64_t runs_of(int64_t strips) const {
+    int64_t runs = 0;
+    for (int s = 0; s < product_.segment_count; ++s) runs += runs_in(product_.segments[s], strips);
+    return runs;
+  }
+
+  const DenseProduct& product_;
+  RowTiles tiles_;
+  int64_t blocks_, runs_, strips_ = 1;
+};
+
+// The words of a format: what its inputs and its weights are multiplied as.
+struct Words {
+  const void* inputs; // of the whole product, in tiles
+  int64_t count;      // of a row
+  int64_t group;
+  int64_t bytes; // of a packed weight word
+  bool written;  // weights are written out as floats first
+  bool pairs;
+};
+
+Words words_of(const LinearInputs& in, int32_t format) {
+  if (format == OCTAVO_F32) return {in.tiled, in.cols, dense_group(in.cols), 4, false, false};
+  if (format == OCTAVO_F16) return {in.tiled, in.cols, dense_group(in.cols), 2, true, false};
+  if (bf16_in_pairs()) return {in.pairs, in.even_cols / 2, dense_group(in.even_cols) / 2, 4, false, true};
+  return {in.rounded, in.even_cols, dense_group(in.even_cols), 2, true, false};
+}
+
+void write_out(int32_t format, const uint8_t* panel, int64_t count, float* out) {
+  if (format == OCTAVO_F16) {
+    for (int64_t k = 0; k < count; ++k) store(out + k * kLanes, load_halves(panel + k * 2 * kLanes));
+    return;
+  }
+  for (int64_t k = 0; k < count; k += 2) {
+    const Int16 words = load_words(panel + k * 2 * kLanes);
+    store(out + k * kLanes, bits_as_float(shift_right<-16>(words)));
+    store(out + (k + 1) * kLanes, bits_as_float(keep_bits(words, 0xffff0000u)));
+  }
+}
+
+// One task: what it reads and where its memory is.
+class Task {
+public:
+  Task(const DenseProduct& product, const Deal& deal, int64_t task, float* scratch)
+      : product_(product), run_(deal.strips(task)), segment_(product.segments[run_.segment]),
+        words_(words_of(product.in, segment_.format)), panel_bytes_(panel_layout(segment_.format, segment_.cols).bytes),
+        tiles_(deal.tiles()), first_tile_(deal.first_tile(task)), last_tile_(deal.last_tile(task)), weights_(scratch),
+        totals_(scratch + kDensePanels * kDenseGroup * kLanes) {}
+
+  void run() {
+    for (int64_t start = 0; start < words_.count; start += words_.group)
+      for (int64_t panel = run_.first; panel < run_.last; panel += kDensePanels) run_strip(panel, start);
+  }
+
+private:
+  const uint8_t* weights_at(int64_t panel, int64_t word) const {
+    return static_cast<const uint8_t*>(segment_.data) + panel * panel_bytes_ + word * words_.bytes * kLanes;
+  }
+
+  void run_strip(int64_t panel, int64_t start) {
+    const int panels = static_cast<int>(run_.last - panel < kDensePanels ? run_.last - panel : kDensePanels);
+    const int64_t end = start + words_.group < words_.count ? start + words_.group : words_.count;
+    DenseTile tile{};
+    tile.count = end - start;
+    if (words_.written) {
+      for (int p = 0; p < panels; ++p)
+        write_out(segment_.format, weights_at(panel + p, start), tile.count, weights_ + p * kDenseGroup * kLanes);
+      tile.weights = weights_;
+      tile.panel_stride = kDenseGroup * kLanes;
+    } else {
+      tile.weights = weights_at(panel, start);
+      tile.panel_stride = panel_bytes_ / 4;
+    }
+    tile.panel_bytes = panel_bytes_;
+    tile.ahead_bytes = (words_.bytes * kLanes + last_tile_ - first_tile_ - 1) / (last_tile_ - first_tile_);
+    tile.ahead = panel + kDensePanels < run_.last ? weights_at(panel + kDensePanels, start)
+                 : end < words_.count             ? weights_at(run_.first, end)
+                                                  : weights_at(run_.last, 0);
+    const int64_t column = run_.column + panel * kLanes;
+    const bool last = end == words_.count, whole = (panel + panels) * kLanes <= segment_.rows;
+    if (last && product_.bias && whole) tile.bias = product_.bias + column;
+    float* total = totals_ + (panel - run_.first) * kLanes * (tiles_.first(last_tile_) - tiles_.first(first_tile_));
+    for (int64_t t = first_tile_; t < last_tile_; ++t) {
+      const int64_t row = tiles_.first(t);
+      const int height = tiles_.height(t);
+      tile.inputs = static_cast<const float*>(words_.inputs) + (run_.segment * product_.set + row) * words_.count +
+                    start * height;
+      tile.total = start > 0 ? total : nullptr;
+      if (last && whole) {
+        tile.out = product_.out + row * product_.width + column;
+        tile.row_stride = product_.width;
+        tile.residual = product_.residual ? product_.residual + row * product_.width + column : nullptr;
+      } else {
+        tile.out = total;
+        tile.row_stride = panels * kLanes;
+      }
+      if (words_.pairs)
+        multiply_pairs(tile, height, panels);
+      else
+        run_dense_tile(tile, height, panels);
+      if (last && !whole) finish(total, row, height, panel, panels);
+      tile.ahead += tile.ahead_bytes * tile.count;
+      total += height * panels * kLanes;
+    }
+  }
+
+  static void multiply_pairs([[maybe_unused]] const DenseTile& tile, [[maybe_unused]] int height,
+                             [[maybe_unused]] int panels) {
+#if defined(__AVX512BF16__)
+    run_dense_pair_tile(tile, height, panels);
+#endif
+  }
+
+  // For a strip with lanes past the end of the segment.
+  void finish(const float* total, int64_t row, int height, int64_t panel, int panels) {
+    for (int r = 0; r < height; ++r)
+      for (int p = 0; p < panels; ++p) {
+        const int64_t inside = (panel + p) * kLanes, left = segment_.rows - inside;
+        const int lanes = static_cast<int>(left < kLanes ? left : kLanes);
+        const int64_t column = run_.column + inside, at = (row + r) * product_.width + column;
+        Vec16 value = load(total + (r * panels + p) * kLanes);
+        if (product_.bias) value = value + load_n(product_.bias + column, lanes);
+        if (product_.residual) value = value + load_n(product_.residual + at, lanes);
+        store_n(product_.out + at, value, lanes);
+      }
+  }
+
+  const DenseProduct& product_;
+  const StripRun run_;
+  const OctavoSegment& segment_;
+  const Words words_;
+  const int64_t panel_bytes_;
+  const RowTiles& tiles_;
+  const int64_t first_tile_, last_tile_;
+  float* weights_;
+  float* totals_;
+};
+
+} // namespace
+
+void dense_rows(Team& team, const DenseProduct& product) {
+  const Deal deal(product, team.threads());
+  const int64_t rows = product.rows < kBlockTiles * kDenseTall ? product.rows : kBlockTiles * kDenseTall;
+  const int64_t floats = kDensePanels * kLanes * (kDenseGroup + deal.most_strips() * rows);
+  team.parallel(deal.tasks(), [&](int64_t task, int thread) {
+    Task(product, deal, task, team.scratch(thread, static_cast<size_t>(floats))).run();
+  });
+}
+
+} // namespace octavo

@@ -1,0 +1,121 @@
+#include "linear_dense_tile.h"
+
+#include <string.h>
+
+#include "formats.h"
+#include "simd/vec.h"
+
+namespace octavo {
+namespace {
+
+constexpr int64_t kWord = 4;           // bytes
+constexpr int64_t kInputsAhead = 1024; // bytes: what comes from the second-level cache in time
+
+inline float word_at(const uint8_t* p) {
+  float word;
+  memcpy(&word, p, kWord);
+  return word;
+}
+
+struct Floats {
+  static Vec16 weight(const uint8_t* p) { return load(reinterpret_cast<const float*>(p)); }
+  static Vec16 input(const uint8_t* p) { return set1(word_at(p)); }
+  static Vec16 multiply_add(Vec16 a, Vec16 b, Vec16 c) { return fma(a, b, c); }
+};
+
+#if defined(__AVX512BF16__)
+struct Pairs {
+  static Vec16 weight(const uint8_t* p) { return {_mm512_loadu_ps(p)}; }
+  static Vec16 input(const uint8_t* p) { return set1(word_at(p)); }
+  static Vec16 multiply_add(Vec16 a, Vec16 b, Vec16 c) { return {_mm512_dpbf16_ps(c.v, (__m512bh)a.v, (__m512bh)b.v)}; }
+};
+#endif
+
+// Hides where an address comes from: a compiler that keeps those of all rows at once has no registers left for sums.
+template <class T> inline T* next_row(T* row, int64_t stride) {
+  row += stride;
+#if defined(__GNUC__)
+  asm("" : "+r"(row));
+#endif
+  return row;
+}
+
+void fetch_results(const DenseTile& t, int rows, int panels) {
+  for (int r = 0; r < rows; ++r)
+    for (int p = 0; p < panels; ++p) {
+      __builtin_prefetch(t.out + r * t.row_stride + p * kLanes, 1);
+      if (t.residual) __builtin_prefetch(t.residual + r * t.row_stride + p * kLanes);
+    }
+}
+
+template <class Words, int Rows, int Panels> void multiply(const DenseTile& t) {
+  fetch_results(t, Rows, Panels);
+  Vec16 sum[Rows][Panels];
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+    for (int p = 0; p < Panels; ++p) sum[r][p] = zero();
+  const uint8_t* weights = static_cast<const uint8_t*>(t.weights);
+  const uint8_t* inputs = static_cast<const uint8_t*>(t.inputs);
+  const uint8_t* ahead = t.ahead;
+  const auto step = [&](int64_t k) __attribute__((always_inline)) {
+    Vec16 weight[Panels];
+#pragma GCC unroll 4
+    for (int p = 0; p < Panels; ++p) weight[p] = Words::weight(weights + (p * t.panel_stride + k * kLanes) * kWord);
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+      const Vec16 input = Words::input(inputs + (k * Rows + r) * kWord);
+#pragma GCC unroll 4
+      for (int p = 0; p < Panels; ++p) sum[r][p] = Words::multiply_add(weight[p], input, sum[r][p]);
+    }
+  };
+  int64_t k = 0;
+  for (; k + 2 <= t.count; k += 2) {
+    step(0);
+    __builtin_prefetch(inputs + kInputsAhead, 0, 3);
+    if (Rows > 8) __builtin_prefetch(inputs + kInputsAhead + 64, 0, 3);
+    step(1);
+#pragma GCC unroll 4
+    for (int p = 0; p < Panels; ++p) __builtin_prefetch(ahead + p * t.panel_bytes, 0, 2);
+    weights += 2 * kLanes * kWord;
+    inputs += 2 * Rows * kWord;
+    ahead += 2 * t.ahead_bytes;
+  }
+  if (k < t.count) step(0);
+  const float* total = t.total;
+  const float* residual = t.residual;
+  float* out = t.out;
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+    for (int p = 0; p < Panels; ++p) {
+      Vec16 value = sum[r][p] + (total ? load(total + (r * Panels + p) * kLanes) : zero());
+      if (t.bias) value = value + load(t.bias + p * kLanes);
+      if (residual) value = value + load(residual + p * kLanes);
+      store(out + p * kLanes, value);
+    }
+    out = next_row(out, t.row_stride);
+    if (residual) residual = next_row(residual, t.row_stride);
+  }
+}
+
+template <class Words, int Rows, int Panels> void run(const DenseTile& tile, int rows) {
+  if (rows == Rows) return multiply<Words, Rows, Panels>(tile);
+  if constexpr (Rows > 1) run<Words, Rows - 1, Panels>(tile, rows);
+}
+
+template <class Words> void run(const DenseTile& tile, int rows, int panels) {
+  if constexpr (kDensePanels > 1)
+    if (panels == kDensePanels) return run<Words, kDenseTall, kDensePanels>(tile, rows);
+  run<Words, kDenseTall, 1>(tile, rows);
+}
+
+} // namespace
+
+void run_dense_tile(const DenseTile& tile, int rows, int panels) { run<Floats>(tile, rows, panels); }
+
+#if defined(__AVX512BF16__)
+void run_dense_pair_tile(const DenseTile& tile, int rows, int panels) { run<Pairs>(tile, rows, panels); }
+#endif
+
+} // namespace octavo

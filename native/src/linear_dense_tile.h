@@ -1,0 +1,31 @@
+// The inner kernel of dense products with many rows: a tile of accumulators over one group of inputs.
+#pragma once
+#include <stdint.h>
+
+#include "dense_tiles.h"
+
+namespace octavo {
+
+// sum = one chain of multiply-adds from 0 over `count` words; then sum + total (null: 0) goes to `out`, after bias and
+// residual where there are any. Pointers to float of the first row and lane.
+struct DenseTile {
+  const void* weights; // [panels] of [count][16] words, panel_stride words apart
+  int64_t panel_stride;
+  int64_t count;
+  const void* inputs;    // [count][rows] words
+  const float* total;    // [rows][panels][16], or null
+  const float* bias;     // [panels][16], or null
+  const float* residual; // as out, or null
+  float* out;            // [rows], row_stride apart, of [panels][16]
+  int64_t row_stride;
+  const uint8_t* ahead; // what will be read soon: [panels], panel_bytes apart, from here on
+  int64_t panel_bytes;
+  int64_t ahead_bytes; // of a panel, for each word of this call
+};
+
+// Words are floats.
+void run_dense_tile(const DenseTile& tile, int rows, int panels);
+// Words are pairs of bf16. Only with AVX-512 BF16.
+void run_dense_pair_tile(const DenseTile& tile, int rows, int panels);
+
+} // namespace octavo
