@@ -5,7 +5,9 @@
 #   make lint     linters and types only
 #   make native   build the native libraries again after a change in native/
 #   make sanitize the kernels and the thread team under the address, undefined-behaviour and thread sanitizers
+#   make tsan     of these, the thread sanitizer alone: whole models on two threads and on five
 #   make neon     compile the native libraries for AArch64 (needs g++-aarch64-linux-gnu)
+#   make neon-test  and run the conformance cases with them under emulation (needs qemu-user)
 #   make clean    remove .venv and everything built
 #
 # Honoured: PYTHON=python3.12  MAX_JOBS=4  CMAKE_ARGS=-D...  CXX=clang++  (ccache is used when it is installed)
@@ -21,7 +23,7 @@ STEP := scripts/step.sh
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NATIVE_SOURCES := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.map' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test lint native sanitize neon check clean
+.PHONY: demo test lint native sanitize tsan neon neon-test check clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.octavo $(VENV)/.demo-model
@@ -38,6 +40,12 @@ native: $(VENV)/.octavo
 
 sanitize: $(VENV)/.octavo $(VENV)/.test-tools
 	@PYTHON=$(BIN)/python scripts/sanitize.sh
+
+tsan: $(VENV)/.octavo $(VENV)/.test-tools
+	@PYTHON=$(BIN)/python scripts/sanitize.sh thread
+
+neon-test: $(VENV)/.octavo $(VENV)/.test-tools
+	@PATH="$(CURDIR)/$(BIN):$$PATH" PYTHON=$(BIN)/python scripts/neon.sh test
 
 neon: $(VENV)/.build-tools
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/neon.sh
