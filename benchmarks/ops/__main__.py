@@ -55,14 +55,14 @@ def ceilings(made: Sequence[Bench]) -> Iterator[str]:
 
 
 _HEAD = (
-    f"{'kernel':22} {'of':34} thr {'time':>10} {'bytes':>8} {'op':>8} {'GB/s':>7} {'G(FL)OP/s':>9}  of what bounds it"
+    f"{'kernel':24} {'of':40} thr {'time':>10} {'bytes':>8} {'op':>8} {'GB/s':>7} {'G(FL)OP/s':>9}  of what bounds it"
 )
 
 
 def line(figure: Figure) -> str:
     """A figure for people."""
     return (
-        f"{figure.op:22} {figure.detail:34} {figure.threads:>3} {_time(figure.seconds):>10} {_size(figure.bytes):>8} "
+        f"{figure.op:24} {figure.detail:40} {figure.threads:>3} {_time(figure.seconds):>10} {_size(figure.bytes):>8} "
         f"{_size(figure.operations):>8} {figure.gigabytes_per_second:7.1f} {figure.gigaflops:9.1f}  "
         f"{figure.share:4.0%} of {figure.bound}"
     )

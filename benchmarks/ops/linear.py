@@ -11,11 +11,12 @@ from octavo.kernels.cpu.allocate import aligned_bytes
 from octavo.kernels.cpu.program import NativeProgram, ProgramLimits
 from octavo.kernels.cpu.recorder import ProgramRecorder
 from octavo.kernels.cpu.step import NativeStep
-from octavo.kernels.cpu.structs import Format
+from octavo.kernels.cpu.structs import Format, format_code
 from octavo.ops.weight import PackedWeight, Segment
 
-FORMATS = tuple(code.name.lower() for code in Format)
 DENSE = ("f32", "f16", "bf16")
+_SPANS = ("int4z_g128_f16", "int8_row_f32", "e4m3_row_f32")  # of quantized checkpoints: one of each kind
+FORMATS = (*(code.name.lower() for code in Format if code < Format.INT4), *_SPANS)
 # f16 numbers in a block of each format; the rest of a block may be any bits.
 HALVES = {
     Format.Q4_0: (0,), Format.Q4_1: (0, 2), Format.Q5_0: (0,), Format.Q5_1: (0, 2), Format.Q8_0: (0,),
@@ -23,6 +24,7 @@ HALVES = {
     Format.IQ4_NL: (0,),
 }  # fmt: skip
 _SUPERBLOCK = 256
+_SCALE_BYTES = {"int8_row_f32": 4, "e4m3_row_f32": 4}  # of a row
 _EXPONENT = 121  # of MXFP4's scale: 2^-6
 
 
@@ -40,22 +42,42 @@ class Products:
 
 def random_weight(bench: Bench, name: str, rows: int, cols: int) -> PackedWeight:
     """A packed matrix of random finite weights."""
-    call, code = bench.library.call, Format[name.upper()]
-    source = np.random.default_rng(0).integers(0, 256, call.octavo_source_bytes(code, rows, cols), np.uint8)
+    call, code = bench.library.call, format_code(name)
+    assert code is not None, f"{name} is no format"
+    size = call.octavo_source_bytes(code, rows, cols)
+    source = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+    _make_finite(source, name, rows, call.octavo_source_bytes(code, 1, _SUPERBLOCK))
+    packed = aligned_bytes(call.octavo_packed_bytes(code, rows, cols))
+    failed = call.octavo_pack(bench.team.handle, code, source.ctypes.data, rows, cols, packed.ctypes.data)
+    assert not failed, f"{name} cannot be packed: {failed}"
+    return PackedWeight((rows, cols), (Segment(name, rows, packed),))
+
+
+def _make_finite(source: NDArray[np.uint8], name: str, rows: int, superblock: int) -> None:
+    """Give random bytes ordinary scales. superblock: bytes of 256 elements."""
+    half = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+    if name in _SPANS:
+        row = source.reshape(rows, -1)
+        if name.startswith("e4m3"):
+            row &= 0xF7  # no NaN
+        scales = row.shape[1] - _SCALE_BYTES[name] if name in _SCALE_BYTES else 0
+        if scales:
+            row[:, scales:] = np.frombuffer(np.float32(0.01).tobytes(), np.uint8)
+        else:  # groups of 128: 64 bytes of codes each, then a scale each, then a zero point each
+            groups = row.shape[1] // 67
+            row[:, 64 * groups : 66 * groups] = np.tile(half, groups)
+            row[:, 66 * groups :] = 8
+        return
+    code = Format[name.upper()]
     if code in HALVES or code is Format.MXFP4:
-        size = call.octavo_source_bytes(code, 1, _SUPERBLOCK)
-        blocks = source.reshape(-1, size if "K" in code.name else size // (_SUPERBLOCK // 32))
+        blocks = source.reshape(-1, superblock if "K" in code.name else superblock // (_SUPERBLOCK // 32))
         for offset in HALVES.get(code, ()):
-            blocks[:, offset : offset + 2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+            blocks[:, offset : offset + 2] = half
         if code is Format.MXFP4:
             blocks[:, 0] = _EXPONENT
     else:
         high = 1 if code != Format.F32 else 3
         source.reshape(-1, high + 1)[:, high] = 0x3C  # about 0.01 to 1
-    packed = aligned_bytes(call.octavo_packed_bytes(code, rows, cols))
-    failed = call.octavo_pack(bench.team.handle, code, source.ctypes.data, rows, cols, packed.ctypes.data)
-    assert not failed, f"{name} cannot be packed: {failed}"
-    return PackedWeight((rows, cols), (Segment(name, rows, packed),))
 
 
 def copies_of(weight: PackedWeight, megabytes: int) -> list[PackedWeight]:
