@@ -39,7 +39,7 @@ struct RowSet {
   float* scores;        // of the block; a row's are kPart behind the last row's
   const float* weights; // of the block, times the scales of values where there are any
   int64_t weight_stride; // from row to row
-  float* sums;          // [rows][sums_stride], weighted values; head_dim rounded up to 16 are used
+  float* sums;           // [rows][sums_stride], weighted values; head_dim rounded up to 16 are used
   int64_t sums_stride;
 };
 
@@ -191,11 +191,21 @@ void value_rest(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
   store(sums, total);
 }
 
-template <class Format, int Rows> void score_rows(const RowSet& set, const KeyBlock<Format>& block, int64_t row) {
+// Chunks first .. last - 1 of the block.
+template <class Format, int Rows>
+void score_rows(const RowSet& set, const KeyBlock<Format>& block, int64_t row, int first, int last) {
   // Sums of a group and of all groups take twice the registers.
   constexpr int kVectors = Format::kGrouped ? kTileVectors / 2 : kTileVectors;
-  for (int chunk = 0; chunk < kChunks; chunk += kVectors) {
-    score_tile<Format, Rows, kVectors>(set, block, row, chunk);
+  int chunk = first;
+  for (; chunk + kVectors <= last; chunk += kVectors) score_tile<Format, Rows, kVectors>(set, block, row, chunk);
+  if constexpr (kVectors > 2) {
+    if (chunk + 2 <= last) {
+      score_tile<Format, Rows, 2>(set, block, row, chunk);
+      chunk += 2;
+    }
+  }
+  if constexpr (kVectors > 1) {
+    if (chunk < last) score_tile<Format, Rows, 1>(set, block, row, chunk);
   }
 }
 
@@ -212,15 +222,15 @@ void value_rows(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
   for (int r = 0; r < Rows; ++r) value_rest(set, block, row + r, at, first, last);
 }
 
-// use(row, count) with the count a constant, for a run of `rows` rows cut into tiles of at most kTileRows.
-template <class F> void for_row_tiles(int64_t rows, F&& use) {
-  int64_t row = 0;
-  for (; row + kTileRows <= rows; row += kTileRows) use(row, std::integral_constant<int, kTileRows>{});
+// use(row, count) with the count a constant, for rows first .. last - 1 cut into tiles of at most kTileRows.
+template <class F> void for_row_tiles(int64_t first, int64_t last, F&& use) {
+  int64_t row = first;
+  for (; row + kTileRows <= last; row += kTileRows) use(row, std::integral_constant<int, kTileRows>{});
   if constexpr (kTileRows > 2) {
-    if (rows - row == 3) return use(row, std::integral_constant<int, 3>{});
-    if (rows - row == 2) return use(row, std::integral_constant<int, 2>{});
+    if (last - row == 3) return use(row, std::integral_constant<int, 3>{});
+    if (last - row == 2) return use(row, std::integral_constant<int, 2>{});
   }
-  if (row < rows) use(row, std::integral_constant<int, 1>{});
+  if (row < last) use(row, std::integral_constant<int, 1>{});
 }
 
 } // namespace octavo

@@ -18,12 +18,13 @@ constexpr int64_t kScaleGroup = 32; // elements that share a scale of int4
 struct CacheLayout {
   int64_t key_width, value_width, block_size;
   int64_t bits; // of an element
-  bool pairs;
+  bool pairs, rotated;
   int64_t head_bytes = 0, layer_bytes = 0;
 
   CacheLayout(int32_t type, int64_t kv_heads, int64_t key_width, int64_t value_width, int64_t block_size)
       : key_width(key_width), value_width(value_width), block_size(block_size), bits(bits_of_type(type)),
-        pairs(type == OCTAVO_CACHE_BF16 || type == OCTAVO_CACHE_INT4), type_(type) {
+        pairs(type == OCTAVO_CACHE_BF16 || type == OCTAVO_CACHE_INT4),
+        rotated(type == OCTAVO_CACHE_INT8 || type == OCTAVO_CACHE_INT4), type_(type) {
     head_bytes = value_scales_at(0) + groups(value_width) * block_size * 2;
     layer_bytes = (keys_at(kv_heads) + 63) / 64 * 64;
   }

@@ -4,7 +4,7 @@
 // As in attention.cpp what a row computes depends on its own position alone: keys are taken in parts of kPart, counted
 // from position 0, and parts are merged in order; so parts may go to other threads. A score is summed in 16 lanes over
 // the row's elements, then over the lanes; an output element is one chain over the keys.
-#include "attention_work.h"
+#include "attention_rows.h"
 #include "head.h"
 #include "latent.h"
 
@@ -13,6 +13,34 @@ namespace {
 
 constexpr int64_t kHeads = 32;            // of a task
 constexpr int64_t kMostPartial = 1 << 22; // floats that may hold parts when a context is cut over threads
+
+// Largest score, sum of weights and weighted values of a head, over some of its keys.
+struct RowState {
+  float* values; // [padded]
+  float& largest() const { return values[-2]; }
+  float& weight() const { return values[-1]; }
+};
+
+void clear(RowState state, int64_t padded) {
+  state.largest() = -INFINITY;
+  state.weight() = 0.0f;
+  memset(state.values, 0, static_cast<size_t>(padded) * sizeof(float));
+}
+
+float exp1(float x) { return first_lane(exp(set1(x))); }
+
+// total = total and part, both relative to their own largest score.
+void merge(RowState total, RowState part, int64_t padded) {
+  const bool higher = part.largest() > total.largest();
+  const float keep = higher ? exp1(total.largest() - part.largest()) : 1.0f;
+  const float take = higher ? 1.0f : exp1(part.largest() - total.largest());
+  if (higher) total.largest() = part.largest();
+  total.weight() = total.weight() * keep + part.weight() * take;
+  for (int64_t at = 0; at < padded; at += 16) {
+    const Vec16 kept = load(total.values + at) * set1(keep);
+    store(total.values + at, fma(load(part.values + at), set1(take), kept));
+  }
+}
 
 struct Latent {
   int64_t heads, nope, rope, rank, padded, query;
@@ -71,11 +99,11 @@ public:
     for (int64_t key = 0; key < count_; ++key) keys_[key] = latent_.cache.row<Type>(slot_, begin + key);
     for (int64_t key = count_; key % kTileVectors != 0; ++key) keys_[key] = keys_[count_ - 1];
     for (int64_t row = 0; row < rows_; ++row) clear(latent_.state(states, row), latent_.padded);
-    for_row_tiles(rows_, [&](int64_t row, auto rows) {
+    for_row_tiles(0, rows_, [&](int64_t row, auto rows) {
       for (int64_t key = 0; key < count_; key += kTileVectors) score<rows.value>(row, key);
     });
     for (int64_t row = 0; row < rows_; ++row) weigh(scores_ + row * kPart, latent_.state(states, row));
-    for_row_tiles(rows_, [&](int64_t row, auto rows) { add_values<rows.value>(row, states); });
+    for_row_tiles(0, rows_, [&](int64_t row, auto rows) { add_values<rows.value>(row, states); });
   }
 
   void clear_all(float* states) const {

@@ -111,7 +111,7 @@ struct Team::State {
   alignas(kLine) std::atomic<int> sleepers{0};
   int64_t spin_nanoseconds = kSpinNanoseconds;
   int started = 0;
-  Memory shared;
+  Memory shared, notes;
   Worker* workers = nullptr;
 
   // Runs tasks until none is left; the number of the job that had none left.
@@ -241,6 +241,8 @@ Team::~Team() {
 float* Team::scratch(int thread, size_t floats) { return state_->workers[thread].memory.at_least(floats); }
 
 float* Team::shared(size_t floats) { return state_->shared.at_least(floats); }
+
+char* Team::notes(size_t bytes) { return reinterpret_cast<char*>(state_->notes.at_least((bytes + 3) / 4)); }
 
 } // namespace octavo
 

@@ -54,6 +54,8 @@ public:
   float* scratch(int thread, size_t floats);
   // Memory all threads share, likewise. Asked for outside of parallel(); valid until the next call.
   float* shared(size_t floats);
+  // Likewise, for what a kernel notes about its step; apart from `shared`.
+  char* notes(size_t bytes);
 
 private:
   struct State;

@@ -11,6 +11,11 @@ inline void store_up_to(float* p, Vec16 v, int64_t n) {
   if (n >= 16) return store(p, v);
   store_n(p, v, static_cast<int>(n));
 }
+inline float first_lane(Vec16 v) {
+  float lanes[16];
+  store(lanes, v);
+  return lanes[0];
+}
 inline Vec16 absolute(Vec16 x) { return max(x, zero() - x); }
 
 // e^x to about 1 ulp; subnormal results and infinities too. NaN stays NaN.
@@ -26,6 +31,19 @@ inline Vec16 exp(Vec16 x) {
   p = fma(p, r, set1(0.5f));
   p = fma(p * r, r, r) + set1(1.0f);
   return scale2(p, n);
+}
+
+// 2^x for -126 <= x <= 0, relative error below 1.7e-7; 1 for 0, and 2^-126 for all that is less: subnormal results would
+// be slow. NaN stays NaN.
+inline Vec16 exp2_down(Vec16 x) {
+  const Vec16 bounded = max(set1(-126.0f), x);
+  const Vec16 n = round_int(bounded);
+  const Vec16 r = bounded - n;
+  Vec16 p = fma(set1(1.3264555e-3f), r, set1(9.67152324e-3f));
+  p = fma(p, r, set1(5.55073433e-2f));
+  p = fma(p, r, set1(0.240222424f));
+  p = fma(p, r, set1(0.693147004f));
+  return scale2(fma(p, r, set1(1.0f)), n);
 }
 
 inline Vec16 tanh(Vec16 x) {

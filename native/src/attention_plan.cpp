@@ -1,0 +1,238 @@
+// Which rows go together: those of one sequence, and those of sequences that begin with the same blocks.
+#include "attention_plan.h"
+
+#include <algorithm>
+
+namespace octavo {
+namespace {
+
+constexpr int64_t kPromptRows = 128;    // of a tile of a prompt, heads of the group counted
+constexpr int64_t kFewPromptRows = 32;  // when there would be few tiles
+constexpr int64_t kMostTogether = 128;  // rows of a unit that shares its keys
+constexpr int64_t kLeastShared = kKeys; // keys of a part that sequences must have in common to do it together
+constexpr int64_t kMostOwn = 8;         // sequences that do a part together of which much is their own
+
+int32_t int32(int64_t value) { return static_cast<int32_t>(value); }
+
+} // namespace
+
+AttentionPlan::AttentionPlan(Team& team, const Attention& attention, const Step& step)
+    : attention_(attention), threads_(team.threads()) {
+  reserve(team, step);
+  list_sequences(step);
+  order_by_blocks();
+  find_shared();
+  list_rows();
+  add_shared_units();
+  add_tiles(kPromptRows);
+  add_own_units();
+  split_units();
+}
+
+// Room for the most units that there can be.
+void AttentionPlan::reserve(Team& team, const Step& step) {
+  int64_t units = 0;
+  int64_t most_parts = 1;
+  for (int32_t number = 0; number < step.sequences; ++number) {
+    const int64_t tokens = step.query_starts[number + 1] - step.query_starts[number];
+    const int64_t parts = part_of(step.positions[step.query_starts[number]] + tokens - 1) + 1;
+    units += is_short(tokens) ? parts + 1 : tokens * attention_.group / kFewPromptRows * 2 + 2;
+    most_parts = larger(most_parts, parts);
+  }
+  units = units * attention_.kv_heads + 4 * threads_ * most_parts; // the latter when contexts are cut
+  const auto bytes = [](int64_t count, size_t size) { return (count * static_cast<int64_t>(size) + 63) / 64 * 64; };
+  const int64_t of_sequences = bytes(step.sequences, sizeof(Sequence));
+  const int64_t of_rows = bytes(step.tokens, sizeof(Row));
+  char* memory = team.notes(static_cast<size_t>(of_sequences + of_rows + bytes(units, sizeof(Unit))));
+  sequences_ = reinterpret_cast<Sequence*>(memory);
+  rows_ = reinterpret_cast<Row*>(memory + of_sequences);
+  units_ = reinterpret_cast<Unit*>(memory + of_sequences + of_rows);
+}
+
+void AttentionPlan::list_sequences(const Step& step) {
+  sequences_count_ = step.sequences;
+  int64_t last = step.sequences;
+  for (int32_t number = 0; number < step.sequences; ++number) {
+    const int32_t first = step.query_starts[number];
+    const int32_t tokens = step.query_starts[number + 1] - first;
+    Sequence& place = sequences_[is_short(tokens) ? short_++ : --last];
+    place = {first, tokens, step.positions[first], step.slots[number], 0, 0, 0};
+  }
+}
+
+// Leading blocks from number `from` on that both see, and that are the same.
+int64_t AttentionPlan::common_blocks(const Sequence& one, const Sequence& other, int64_t from) const {
+  const int64_t size = attention_.layer.layout.block_size;
+  const int64_t most = smaller(one.position, other.position) / size + 1;
+  const int32_t* left = attention_.layer.table(one.slot);
+  const int32_t* right = attention_.layer.table(other.slot);
+  int64_t block = from;
+  while (block + 16 <= most && memcmp(left + block, right + block, 64) == 0) block += 16;
+  while (block < most && left[block] == right[block]) ++block;
+  return block;
+}
+
+// Short sequences, so that those with the same beginning are neighbours: first by the first block, then by the first
+// block that not all of these have in common, and so on.
+void AttentionPlan::order_by_blocks() {
+  const auto first_block = [&](const Sequence& sequence) { return attention_.layer.table(sequence.slot)[0]; };
+  std::sort(sequences_, sequences_ + short_, [&](const Sequence& one, const Sequence& other) {
+    const int32_t left = first_block(one), right = first_block(other);
+    return left != right ? left < right : one.first_token < other.first_token;
+  });
+  for (int64_t begin = 0; begin < short_;) {
+    int64_t end = begin + 1;
+    int64_t same = INT32_MAX;
+    for (; end < short_ && first_block(sequences_[end]) == first_block(sequences_[begin]); ++end) {
+      same = smaller(same, common_blocks(sequences_[begin], sequences_[end], 0));
+    }
+    if (end - begin > 2) {
+      const int64_t size = attention_.layer.layout.block_size;
+      std::sort(sequences_ + begin, sequences_ + end, [&](const Sequence& one, const Sequence& other) {
+        const int64_t block = common_blocks(one, other, same);
+        const bool both = block <= one.position / size && block <= other.position / size;
+        if (both) return attention_.layer.table(one.slot)[block] < attention_.layer.table(other.slot)[block];
+        return one.position != other.position ? one.position < other.position : one.first_token < other.first_token;
+      });
+    }
+    begin = end;
+  }
+}
+
+void AttentionPlan::find_shared() {
+  for (int64_t number = 1; number < short_; ++number) {
+    Sequence& before = sequences_[number - 1];
+    Sequence& here = sequences_[number];
+    const int64_t common = common_blocks(before, here, 0) * attention_.layer.layout.block_size;
+    here.common = int32(smaller(common, smaller(before.position, here.position)));
+    const int32_t parts = int32((here.common + kPart - kLeastShared) / kPart);
+    here.shared = parts;
+    before.shared = std::max(before.shared, parts);
+  }
+}
+
+void AttentionPlan::list_rows() {
+  int32_t row = 0;
+  for (int64_t number = 0; number < sequences_count_; ++number) {
+    Sequence& sequence = sequences_[number];
+    const bool saved = sequence.shared > attention_.first_part(sequence.position);
+    sequence.first_row = row;
+    for (int32_t token = 0; token < sequence.tokens; ++token) {
+      rows_[row++] = {sequence.first_token + token, sequence.position + token, sequence.slot,
+                      token == 0 ? sequence.common : kSameSequence, saved};
+    }
+    if (saved) saved_rows_ = row;
+  }
+}
+
+// As one task for every `heads` kv heads.
+void AttentionPlan::add(Unit unit, int64_t heads) {
+  for (int64_t head = 0; head < attention_.kv_heads; head += heads) {
+    unit.first_head = int32(head);
+    unit.heads = int32(smaller(heads, attention_.kv_heads - head));
+    units_[units_count_++] = unit;
+  }
+  most_rows_ = larger(most_rows_, unit.rows);
+  if (unit.saved == 0) return;
+  first_saved_part_ = smaller(first_saved_part_, unit.first_part);
+  end_of_saved_parts_ = larger(end_of_saved_parts_, unit.first_part + unit.parts);
+}
+
+// Tokens of a unit: as many as may be, but enough units for the threads.
+int64_t AttentionPlan::most_tokens_together() const {
+  int64_t token_parts = 0;
+  for (int64_t number = 0; number < short_; ++number) {
+    const Sequence& sequence = sequences_[number];
+    token_parts += larger(0, sequence.shared - attention_.first_part(sequence.position)) * sequence.tokens;
+  }
+  const int64_t balanced = token_parts * attention_.kv_heads / (3 * threads_);
+  const int64_t group = attention_.group;
+  return larger(1, smaller(kMostTogether / group, larger(balanced, 16 / group)));
+}
+
+// Parts that sequences have in common, each with all of them that fit a unit.
+void AttentionPlan::add_shared_units() {
+  int64_t parts = 0;
+  for (int64_t number = 0; number < short_; ++number) parts = larger(parts, sequences_[number].shared);
+  const int64_t most = parts > 0 ? most_tokens_together() : 0;
+  for (int64_t part = 0; part < parts; ++part) {
+    const auto takes_part = [&](const Sequence& sequence) {
+      return part < sequence.shared && part >= attention_.first_part(sequence.position);
+    };
+    for (int64_t number = 0; number < short_;) {
+      const Sequence& first = sequences_[number++];
+      if (!takes_part(first)) continue;
+      int32_t tokens = first.tokens;
+      for (int64_t members = 1; number < short_ && takes_part(sequences_[number]); ++number, ++members) {
+        const Sequence& next = sequences_[number];
+        const int64_t together = next.common - part * kPart;
+        if (together < kLeastShared || tokens + next.tokens > most) break;
+        if (together < kPart - kKeys && members == kMostOwn) break;
+        tokens += next.tokens;
+      }
+      add({first.first_row, tokens, int32(part), 1, 0, 0, 1}, 1);
+    }
+  }
+}
+
+// What is left of short sequences. Their heads lie one behind the other, so one task had better do all of them.
+void AttentionPlan::add_own_units() {
+  const int64_t heads = short_ >= 8 * threads_ ? attention_.kv_heads : 1;
+  for (int64_t number = 0; number < short_; ++number) {
+    const Sequence& sequence = sequences_[number];
+    const int64_t all = attention_.first_part(sequence.position);
+    const int64_t first = larger(all, sequence.shared);
+    const int64_t parts = part_of(sequence.last_position()) + 1 - first;
+    const Unit unit = {sequence.first_row, sequence.tokens, int32(first), int32(parts), 0, 0, first > all};
+    if (parts > 0) add(unit, heads);
+  }
+}
+
+// Long sequences in tiles of about so many rows. The last tiles of a sequence see most keys: they come first.
+void AttentionPlan::add_tiles(int64_t wanted_rows) {
+  const int64_t before = units_count_;
+  const int64_t length = larger(1, wanted_rows / attention_.group);
+  for (int64_t number = short_; number < sequences_count_; ++number) {
+    const Sequence& sequence = sequences_[number];
+    for (int64_t tile = (sequence.tokens + length - 1) / length; tile-- > 0;) {
+      const int64_t tokens = smaller(length, sequence.tokens - tile * length);
+      const int64_t position = sequence.position + tile * length;
+      const int64_t first = attention_.first_part(position);
+      const int64_t parts = part_of(position + tokens - 1) + 1 - first;
+      add({int32(sequence.first_row + tile * length), int32(tokens), int32(first), int32(parts), 0, 0, 0}, 1);
+    }
+  }
+  const bool few = units_count_ - before < 16 * threads_;
+  if (wanted_rows == kFewPromptRows || !few || threads_ == 1) return;
+  units_count_ = before;
+  add_tiles(wanted_rows / 2);
+}
+
+// With few units and more than one thread, contexts are cut at parts.
+void AttentionPlan::split_units() {
+  int64_t parts = 0;
+  for (int64_t number = 0; number < units_count_; ++number) parts += units_[number].parts;
+  if (threads_ == 1 || units_count_ >= 4 * threads_ || parts == units_count_) return;
+  const int64_t length = larger(1, parts / (12 * threads_));
+  const int64_t whole = units_count_;
+  for (int64_t number = 0; number < whole; ++number) {
+    Unit& unit = units_[number];
+    const int32_t first = unit.first_part, end = unit.first_part + unit.parts;
+    if (unit.saved == 0) {
+      for (int32_t row = unit.first_row; row < unit.first_row + unit.rows; ++row) rows_[row].saved = 1;
+      saved_rows_ = larger(saved_rows_, unit.first_row + unit.rows);
+      unit.saved = 1;
+    }
+    unit.parts = int32(smaller(length, unit.parts));
+    first_saved_part_ = smaller(first_saved_part_, first);
+    end_of_saved_parts_ = larger(end_of_saved_parts_, end);
+    Unit rest = unit;
+    for (int64_t part = first + unit.parts; part < end; part += length) {
+      rest.first_part = int32(part);
+      rest.parts = int32(smaller(length, end - part));
+      units_[units_count_++] = rest;
+    }
+  }
+}
+
+} // namespace octavo

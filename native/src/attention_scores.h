@@ -1,0 +1,82 @@
+// What becomes of a row's scores over one part: capped, leant by distance, hidden where not seen, and made weights.
+#pragma once
+#include <math.h>
+
+#include "attention_tile.h"
+#include "simd/math.h"
+
+namespace octavo {
+
+// scores: of the kPart keys of a part; the row sees first .. last - 1 of them, at least one. All of the kStretch keys
+// around these are written. Lanes are always those of the part, so sums are in an order that depends on what the row
+// sees alone.
+struct SeenScores {
+  static constexpr int kStretch = 64;
+  float* scores;
+  int first, last;
+
+  int begin() const { return first / kStretch * kStretch; }
+  int end() const { return (last + kStretch - 1) / kStretch * kStretch; }
+
+  void cap(float limit) const {
+    for (int at = begin(); at < end(); at += 16) {
+      store(scores + at, tanh(load(scores + at) / set1(limit)) * set1(limit));
+    }
+  }
+
+  // Adds slope times how far the key is from the query, which is negative; `distance` is the part's first key's.
+  void lean(float slope, int64_t distance) const {
+    static const float kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int at = begin(); at < end(); at += 16) {
+      const Vec16 far = load(kLanes) + set1(static_cast<float>(distance + at));
+      store(scores + at, fma(far, set1(slope), load(scores + at)));
+    }
+  }
+
+  void hide_others() const {
+    for (int at = begin(); at < first; at += 16) hide(at, first - at < 16 ? first - at : 16, 16);
+    for (int at = last / 16 * 16; at < end(); at += 16) hide(at, 0, last > at ? last - at : 0);
+  }
+
+  // NaN is passed over; it comes back with the weights.
+  float largest_score() const {
+    const Vec16 none = set1(-INFINITY);
+    Vec16 a = none, b = none, c = none, d = none;
+    for (int at = begin(); at < end(); at += kStretch) {
+      a = max(load(scores + at), a);
+      b = max(load(scores + at + 16), b);
+      c = max(load(scores + at + 32), c);
+      d = max(load(scores + at + 48), d);
+    }
+    return largest(max(max(a, b), max(c, d)));
+  }
+
+  // Scores become 2^(score - largest); returns their sum.
+  float to_weights(float largest) const {
+    const Vec16 top = set1(largest);
+    Vec16 a = zero(), b = zero(), c = zero(), d = zero();
+    for (int at = begin(); at < end(); at += kStretch) {
+      const Vec16 in_a = exp2_down(load(scores + at) - top);
+      const Vec16 in_b = exp2_down(load(scores + at + 16) - top);
+      const Vec16 in_c = exp2_down(load(scores + at + 32) - top);
+      const Vec16 in_d = exp2_down(load(scores + at + 48) - top);
+      store(scores + at, in_a);
+      store(scores + at + 16, in_b);
+      store(scores + at + 32, in_c);
+      store(scores + at + 48, in_d);
+      a = a + in_a;
+      b = b + in_b;
+      c = c + in_c;
+      d = d + in_d;
+    }
+    return sum((a + b) + (c + d));
+  }
+
+private:
+  // Keeps lanes first .. last - 1.
+  void hide(int at, int keep_first, int keep_last) const {
+    store(scores + at, keep_range(load(scores + at), keep_first, keep_last, -INFINITY));
+  }
+};
+
+} // namespace octavo
