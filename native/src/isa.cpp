@@ -4,7 +4,7 @@
 #include "octavo/abi.h"
 
 namespace {
-constexpr int32_t kAbiVersion = 7;
+constexpr int32_t kAbiVersion = 8;
 } // namespace
 
 #if defined(__x86_64__)

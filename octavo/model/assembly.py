@@ -157,6 +157,7 @@ def _attention(spec: AttentionSpec, take: Take[V], place: str, name: str, hidden
         k_norm=take.gain(place, f"{name}.k_norm", spec.head_dim) if normed and spec.own_kv_heads else None,
         out=take.matrix(place, f"{name}.out", out, width),
         out_bias=take.bias(place, f"{name}.out", out) if spec.out_bias else None,
+        sinks=take.parameters(place, f"{name}.sinks", [(f"{name}.sinks", spec.heads)]) if spec.sinks else None,
     )
 
 

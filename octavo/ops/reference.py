@@ -159,7 +159,7 @@ class ReferenceOps:
         spans = torch.floor((positions.float() + 1) / spec.span)
         return x * (1 + spec.scale * torch.log1p(spans)).unsqueeze(1)
 
-    def paged_attention(self, q: Tensor, spec: AttentionSpec, cache: LayerCache) -> Tensor:
+    def paged_attention(self, q: Tensor, spec: AttentionSpec, cache: LayerCache, sinks: Tensor | None = None) -> Tensor:
         assert self._store is not None, "attention needs a cache"
         out = torch.zeros_like(q)
         for span in self._spans:
@@ -167,7 +167,8 @@ class ReferenceOps:
             end = span.start + span.count
             first = _first_key(spec, span.start)
             k, v = self._store.read(cache, span.slot, first, end)
-            out[part] = _attend(q[part], k, v, spec, span.start, first)
+            at = torch.arange(span.start, end), torch.arange(first, end)
+            out[part] = _attend(q[part], k, v, spec, at, sinks)
         return out
 
     # --- latent attention ---
@@ -397,21 +398,29 @@ def _rotate(x: Tensor, rope: RopeTable, positions: Tensor) -> Tensor:
     return torch.cat([left * cos - right * sin, right * cos + left * sin, rest], dim=-1)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, start: int, first: int) -> Tensor:
-    """q [count, heads*head_dim] at positions start..; k, v [keys, kv_heads, head_dim] at positions first.. ."""
-    count, keys, group = q.shape[0], k.shape[0], spec.heads // spec.kv_heads
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, at: tuple[Tensor, Tensor], sinks: Tensor | None
+) -> Tensor:
+    """q [count, heads*head_dim]; k, v [keys, kv_heads, head_dim]; `at`: the positions of queries and of keys."""
+    count, group = q.shape[0], spec.heads // spec.kv_heads
     queries = q.view(count, spec.kv_heads, group, spec.head_dim)
     scores = torch.einsum("tkgd,skd->kgts", queries, k) * spec.scale
     if spec.softcap is not None:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
-    query_at = torch.arange(start, start + count).unsqueeze(1)
-    key_at = torch.arange(first, first + keys).unsqueeze(0)
+    query_at, key_at = at[0].unsqueeze(1), at[1].unsqueeze(0)
+    if spec.alibi is not None:
+        slopes = torch.tensor(spec.alibi).view(spec.kv_heads, group, 1, 1)
+        scores = scores + slopes * (key_at - query_at)
     visible = key_at <= query_at
     if spec.window is not None:
         visible &= key_at > query_at - spec.window
     if spec.chunk is not None:
         visible &= key_at >= query_at // spec.chunk * spec.chunk
-    weights = torch.softmax(scores.masked_fill(~visible, -math.inf), dim=-1)
+    scores = scores.masked_fill(~visible, -math.inf)
+    if sinks is not None:
+        sink = sinks.view(spec.kv_heads, group, 1, 1).expand(-1, -1, count, 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : k.shape[0]]
     return torch.einsum("kgts,skd->tkgd", weights, v).reshape(count, -1)
 
 

@@ -132,6 +132,10 @@ class AttentionSpec:
     chunk: int | None = None  # positions are cut into chunks of this length; only keys of a query's own chunk are seen
     kv_from: int | None = None  # the layer whose keys and values are read; this one has and writes none
     query_scale: QueryScaleSpec | None = None
+    # Of each head: added to a score is slope * (key position - query position), after the softcap.  Press et al. 2022,
+    # arXiv:2108.12409, section 3.
+    alibi: tuple[float, ...] | None = None
+    sinks: bool = False  # each head has a learned logit in the softmax's denominator, as of a key without a value
 
     @property
     def own_kv_heads(self) -> int:

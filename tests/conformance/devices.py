@@ -89,6 +89,9 @@ class NativeDevice:
         fill_step(self._step, scene)
         return NativeOps(self._library, self._team, self._step, self._cache), RecordedStep()
 
+    def fill_cache(self, byte: int) -> None:
+        self._cache.pool[:] = byte
+
     def put(self, values):
         return np.ascontiguousarray(values)
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from octavo.ops.conformance import FORMATS, Case, Scene, cases, numbers, stored
+from octavo.ops.conformance_attention import attention_cases
 from octavo.ops.conformance_mixers import mixer_cases
 from tests.conformance.devices import ISAS, NativeDevice, ReferenceDevice
 
-CASES = [*cases(), *mixer_cases()]
+CASES = [*cases(), *attention_cases(), *mixer_cases()]
 
 
 @cache

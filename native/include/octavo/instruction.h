@@ -77,6 +77,7 @@ typedef struct {
  *                                                         p[0] cos p[1] sin [max_positions, width/2]  p[2] q gain p[3] k gain (null: none)
  *   PAGED_ATTENTION out = attention(in0 = q).             i[1..3], i[5..6], i[8..9] as above; i[4] window (0: full) i[7] chunk (0: none);
  *                                                         f[0] scale f[1] softcap (0: none)
+ *                                                         p[0] slopes [heads] (null: no ALiBi)  p[1] sinks [heads] (null: none)
  *   SOFTCAP         out = f[0] * tanh(in0 / f[0])
  *   SELECT_ROWS     out[R, width] = in0[sampled_rows]
  *   PROCESS_LOGITS  out = rules of each row applied to in0   (out may be in0's buffer only if no row asks for logprobs)

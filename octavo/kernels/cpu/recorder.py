@@ -147,9 +147,13 @@ class ProgramRecorder:
         floats = (spec.scale, spec.span)
         return self._emit(Instruction(Opcode.SCALE_BY_POSITION, Axis.TOKENS, x.width, x, floats=floats))
 
-    def paged_attention(self, q: Buffer, spec: AttentionSpec, cache: LayerCache) -> Buffer:
+    def paged_attention(self, q: Buffer, spec: AttentionSpec, cache: LayerCache, sinks: Vector | None = None) -> Buffer:
         width = spec.heads * spec.head_dim
         _require(q.width == width, f"queries are {width} wide, not {q.width}")
+        _require((sinks is not None) == spec.sinks, "sinks are given exactly when the spec has them")
+        _check_vector(sinks, spec.heads, "sinks")
+        slopes = None if spec.alibi is None else np.array(spec.alibi, np.float32)
+        _check_vector(slopes, spec.heads, "slopes")
         part = self._check_attention(spec, cache)
         return self._emit(
             Instruction(
@@ -168,6 +172,7 @@ class ProgramRecorder:
                     *part,
                 ),
                 floats=(spec.scale, spec.softcap or 0.0),
+                operands=(slopes, sinks),
             )
         )
 
