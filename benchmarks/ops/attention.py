@@ -34,19 +34,33 @@ class Contexts:
     contexts: Sequence[int] = (1024, 8192)  # of one sequence
     batches: Sequence[int] = (32,)  # sequences with a context of 512
     prompts: Sequence[int] = (1024,)
+    prefix: int = 512  # blocks that all sequences of a further case of each batch begin with, in tokens
 
 
-def attention(bench: Bench, name: str, dtype: str, *, sequences: int, start: int, count: int) -> Work:
-    """`count` tokens at position `start` of each of `sequences`, through all layers of a model's attention."""
-    (heads, kv_heads, width), layers = SHAPES[name]
+def attention(
+    bench: Bench,
+    name: str,
+    dtype: str,
+    *,
+    sequences: int,
+    start: int,
+    count: int,
+    shared: int = 0,
+    layers: int | None = None,
+) -> Work:
+    """`count` tokens at position `start` of each of `sequences`, through all layers of a model's attention; the blocks
+    of the first `shared` tokens are the same for all."""
+    (heads, kv_heads, width), all_layers = SHAPES[name]
+    layers = layers or all_layers
     spec = AttentionSpec(heads, kv_heads, width, width**-0.5, None)
     code, length = CACHE_FORMAT_OF_DTYPE[dtype], start + count
     layer_bytes = bench.library.cache_layer_bytes(code, kv_heads, width, BLOCK)
-    blocks = -(-length // BLOCK)
+    blocks, common = -(-length // BLOCK), shared // BLOCK
     pool = aligned_bytes(sequences * blocks * layers * layer_bytes)
     pool[:] = 0x3C  # an ordinary number in every type
-    order = np.random.default_rng(1).permutation(sequences * blocks).astype(np.int32)
-    cache = NativeCache(code, BLOCK, layers * layer_bytes, pool, order.reshape(1, sequences, blocks))
+    tables = np.random.default_rng(1).permutation(sequences * blocks).astype(np.int32).reshape(1, sequences, blocks)
+    tables[0, :, :common] = tables[0, 0, :common]
+    cache = NativeCache(code, BLOCK, layers * layer_bytes, pool, tables)
     tokens = sequences * count
     recorder = ProgramRecorder(bench.library, cache)
     q = recorder.input(heads * width)
@@ -60,12 +74,12 @@ def attention(bench: Bench, name: str, dtype: str, *, sequences: int, start: int
     positions = np.tile(np.arange(start, length, dtype=np.int32), sequences)
     step.set_tokens(np.zeros(tokens, np.int32), positions, starts, np.arange(sequences, dtype=np.int32))
     seen = sequences * sum(range(start + 1, length + 1))  # pairs of a query and a key
-    kept = sequences * blocks * layer_bytes
+    kept = (sequences * (blocks - common) + common) * layer_bytes
     activations = 8 * tokens * heads * width
     what = "decode" if count == 1 else "prefill"
     return Work(
         f"attention {what}",
-        f"{name} {dtype} {sequences} x {length if count == 1 else count}",
+        f"{name} {dtype} {sequences} x {length if count == 1 else count}{f', {shared} shared' if shared else ''}",
         lambda: program.run(step),
         layers,
         kept + activations,
@@ -76,11 +90,13 @@ def attention(bench: Bench, name: str, dtype: str, *, sequences: int, start: int
 
 def works(benches: Sequence[Bench], asked: Contexts) -> Iterator[tuple[Bench, Work]]:
     """Decode of one and of many, and prompts, in every type."""
-    sizes = [(1, context - 1, 1) for context in asked.contexts]
-    sizes += [(batch, 511, 1) for batch in asked.batches]
-    sizes += [(1, 0, length) for length in asked.prompts]
+    sizes = [(1, context - 1, 1, 0) for context in asked.contexts]
+    sizes += [(batch, 511, 1, 0) for batch in asked.batches]
+    sizes += [(batch, asked.prefix + 63, 1, asked.prefix) for batch in asked.batches]
+    sizes += [(1, 0, length, 0) for length in asked.prompts]
     for name in asked.shapes:
-        for sequences, start, count in sizes:
+        for sequences, start, count, shared in sizes:
             for dtype in asked.types:
                 for bench in benches:
-                    yield bench, attention(bench, name, dtype, sequences=sequences, start=start, count=count)
+                    work = attention(bench, name, dtype, sequences=sequences, start=start, count=count, shared=shared)
+                    yield bench, work
