@@ -238,14 +238,15 @@ void gather(Team& team, const float* x, const int32_t* order, int64_t rows, int6
 // Prepares the inputs for segments of one order, and multiplies.
 void run_product(Team& team, Product& product, const float* x, int64_t depth) {
   const Needs needs = needs_of(product.segments, product.segment_count, product.coded);
-  const RowLayout layout{product.rows, depth, product.rows > kFewLimit};
+  const bool few = are_few(product.segments, product.segment_count, product.rows);
+  const RowLayout layout{product.rows, depth, !few};
   const int32_t* order = order_of(product.segments[0]);
   const int64_t gathered = order ? (product.rows * depth + 15) / 16 * 16 : 0;
   const int64_t floats = gathered + prepared_floats(needs, layout);
   float* memory = floats > 0 ? team.shared(static_cast<size_t>(floats)) : nullptr;
   if (order) gather(team, x, order, product.rows, depth, memory);
   product.in = prepare(team, needs, order ? memory : x, layout, 1, memory + gathered);
-  if (product.rows <= kFewLimit)
+  if (few)
     few_rows(team, product);
   else
     many_rows(team, product);
@@ -284,18 +285,19 @@ void head_linear(Team& team, const OctavoInstruction& instruction, const OctavoP
   product.width = instruction.width;
   product.rows = rows;
   const Needs needs = needs_of(product.segments, instruction.i[1], false);
-  const RowLayout layout{heads * rows, depth, rows > kFewLimit};
+  product.segment_count = instruction.i[1];
+  const bool few = are_few(product.segments, product.segment_count, rows);
+  const RowLayout layout{heads * rows, depth, !few};
   const int64_t gathered = (heads * rows * depth + 15) / 16 * 16;
   float* memory = team.shared(static_cast<size_t>(gathered + prepared_floats(needs, layout)));
   const float* x = gather_heads(team, program.buffer[instruction.in0], instruction, rows, memory);
   product.in = prepare(team, needs, x, layout, heads, memory + gathered);
-  product.segment_count = instruction.i[1];
-  if (rows > kFewLimit) dense_rows(team, dense_product(product, rows));
-  const int64_t blocks = rows <= kFewLimit ? 1 : (rows + kMostRows - 1) / kMostRows;
+  if (!few) dense_rows(team, dense_product(product, rows));
+  const int64_t blocks = few ? 1 : (rows + kMostRows - 1) / kMostRows;
   team.parallel(heads * blocks, [&](int64_t task, int thread) {
     const Product one = head_product(product, task / blocks, width);
     const int64_t row = task % blocks * kMostRows;
-    if (rows <= kFewLimit) return run_few(one, one.segments[0], 0, 0, panel_count(one.segments[0].rows));
+    if (few) return run_few(one, one.segments[0], 0, 0, panel_count(one.segments[0].rows));
     if (!format_of(one.segments[0].format).dense())
       run_head(team, thread, one, row, rows - row < kMostRows ? rows - row : kMostRows);
   });

@@ -128,7 +128,7 @@ struct Pairs {
   static constexpr ManyRows kMany = nullptr;
 };
 
-bool is_amd() {
+[[maybe_unused]] bool is_amd() {
   uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(0, &eax, &ebx, &ecx, &edx) && ebx == signature_AMD_ebx && ecx == signature_AMD_ecx;
 }
@@ -137,7 +137,9 @@ bool is_amd() {
 } // namespace
 
 bool bf16_in_pairs() {
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) && defined(OCTAVO_BF16_PAIRS)
+  return true;
+#elif defined(__AVX512BF16__)
   static std::atomic<int> known{-1}; // asking the processor takes microseconds in a virtual machine
   int answer = known.load(std::memory_order_relaxed);
   if (answer < 0) known.store(answer = is_amd() ? 1 : 0, std::memory_order_relaxed);

@@ -1,9 +1,9 @@
 // Dense products of many rows: blocks of rows times strips of panels, group of inputs by group of inputs.
 //
 // A task keeps its block's inputs of one group in the second-level cache. For each pair of panels it writes the group's
-// weights out as floats once, which then stay in the first-level cache while all tiles of rows pass over them. Sums of
-// earlier groups wait in the thread's memory; the last group's tiles write the results themselves. While a tile is
-// multiplied, the weights that come next are fetched.
+// weights out as floats once, which then stay close while all tiles of rows pass over them (one or two read them as
+// they are). Sums of earlier groups wait in the thread's memory; the last group's tiles write the results themselves.
+// While a tile is multiplied, the weights that come next are fetched.
 #include "linear_codes.h"
 #include "linear_dense.h"
 #include "linear_dense_tile.h"
@@ -13,8 +13,9 @@ namespace octavo {
 namespace {
 
 constexpr int64_t kBlockTiles = 280 / kDenseTall; // tiles of rows in a block: its inputs of a group take 280 kB
-constexpr int kMostStrips = 4;                    // of a task
-constexpr int64_t kTasksOfThread = 8;             // that there should be, so that threads end together
+constexpr int64_t kTilesThatRead = 2; // weights of 16 bits as they are: from more tiles on, writing them out pays
+constexpr int kMostStrips = 4;        // of a task
+constexpr int64_t kTasksOfThread = 8; // that there should be, so that threads end together
 
 // Strips of one segment that one task takes.
 struct StripRun {
@@ -77,15 +78,15 @@ struct Words {
   int64_t count;      // of a row
   int64_t group;
   int64_t bytes; // of a packed weight word
-  bool written;  // weights are written out as floats first
-  bool pairs;
+  DenseWeights read;
 };
 
 Words words_of(const LinearInputs& in, int32_t format) {
-  if (format == OCTAVO_F32) return {in.tiled, in.cols, dense_group(in.cols), 4, false, false};
-  if (format == OCTAVO_F16) return {in.tiled, in.cols, dense_group(in.cols), 2, true, false};
-  if (bf16_in_pairs()) return {in.pairs, in.even_cols / 2, dense_group(in.even_cols) / 2, 4, false, true};
-  return {in.rounded, in.even_cols, dense_group(in.even_cols), 2, true, false};
+  if (format == OCTAVO_F32) return {in.tiled, in.cols, dense_group(in.cols), 4, DenseWeights::floats};
+  if (format == OCTAVO_F16) return {in.tiled, in.cols, dense_group(in.cols), 2, DenseWeights::f16};
+  const int64_t group = dense_group(in.even_cols);
+  if (bf16_in_pairs()) return {in.pairs, in.even_cols / 2, group / 2, 4, DenseWeights::pairs};
+  return {in.rounded, in.even_cols, group, 2, DenseWeights::bf16};
 }
 
 void write_out(int32_t format, const uint8_t* panel, int64_t count, float* out) {
@@ -124,14 +125,16 @@ private:
     const int64_t end = start + words_.group < words_.count ? start + words_.group : words_.count;
     DenseTile tile{};
     tile.count = end - start;
-    if (words_.written) {
+    DenseWeights read = words_.read;
+    if (words_.bytes == 2 && last_tile_ - first_tile_ > kTilesThatRead) {
       for (int p = 0; p < panels; ++p)
         write_out(segment_.format, weights_at(panel + p, start), tile.count, weights_ + p * kDenseGroup * kLanes);
-      tile.weights = weights_;
-      tile.panel_stride = kDenseGroup * kLanes;
+      read = DenseWeights::floats;
+      tile.weights = reinterpret_cast<const uint8_t*>(weights_);
+      tile.panel_stride = kDenseGroup * kLanes * 4;
     } else {
       tile.weights = weights_at(panel, start);
-      tile.panel_stride = panel_bytes_ / 4;
+      tile.panel_stride = panel_bytes_;
     }
     tile.panel_bytes = panel_bytes_;
     tile.ahead_bytes = (words_.bytes * kLanes + last_tile_ - first_tile_ - 1) / (last_tile_ - first_tile_);
@@ -156,21 +159,11 @@ private:
         tile.out = total;
         tile.row_stride = panels * kLanes;
       }
-      if (words_.pairs)
-        multiply_pairs(tile, height, panels);
-      else
-        run_dense_tile(tile, height, panels);
+      run_dense_tile(tile, read, height, panels);
       if (last && !whole) finish(total, row, height, panel, panels);
       tile.ahead += tile.ahead_bytes * tile.count;
       total += height * panels * kLanes;
     }
-  }
-
-  static void multiply_pairs([[maybe_unused]] const DenseTile& tile, [[maybe_unused]] int height,
-                             [[maybe_unused]] int panels) {
-#if defined(__AVX512BF16__)
-    run_dense_pair_tile(tile, height, panels);
-#endif
   }
 
   // For a strip with lanes past the end of the segment.

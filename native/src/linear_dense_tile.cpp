@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "formats.h"
+#include "linear_codes.h"
 #include "simd/vec.h"
 
 namespace octavo {
@@ -17,16 +17,28 @@ inline float word_at(const uint8_t* p) {
   return word;
 }
 
+// What a step multiplies: weight(p, k) reads step k, 0 or 1, of the two that stand at p; kBytes: of a step of one
+// panel.
 struct Floats {
-  static Vec16 weight(const uint8_t* p) { return load(reinterpret_cast<const float*>(p)); }
-  static Vec16 input(const uint8_t* p) { return set1(word_at(p)); }
+  static constexpr int64_t kBytes = kLanes * kWord;
+  static Vec16 weight(const uint8_t* p, int k) { return load(reinterpret_cast<const float*>(p + k * kBytes)); }
   static Vec16 multiply_add(Vec16 a, Vec16 b, Vec16 c) { return fma(a, b, c); }
 };
 
+struct F16 : Floats {
+  static constexpr int64_t kBytes = kLanes * 2;
+  static Vec16 weight(const uint8_t* p, int k) { return load_halves(p + k * kBytes); }
+};
+
+struct Bf16 : Floats {
+  static constexpr int64_t kBytes = kLanes * 2;
+  static Vec16 weight(const uint8_t* p, int k) {
+    return bits_as_float(k ? keep_bits(load_words(p), 0xffff0000u) : shift_right<-16>(load_words(p)));
+  }
+};
+
 #if defined(__AVX512BF16__)
-struct Pairs {
-  static Vec16 weight(const uint8_t* p) { return {_mm512_loadu_ps(p)}; }
-  static Vec16 input(const uint8_t* p) { return set1(word_at(p)); }
+struct Pairs : Floats {
   static Vec16 multiply_add(Vec16 a, Vec16 b, Vec16 c) { return {_mm512_dpbf16_ps(c.v, (__m512bh)a.v, (__m512bh)b.v)}; }
 };
 #endif
@@ -55,16 +67,16 @@ template <class Words, int Rows, int Panels> void multiply(const DenseTile& t) {
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
     for (int p = 0; p < Panels; ++p) sum[r][p] = zero();
-  const uint8_t* weights = static_cast<const uint8_t*>(t.weights);
+  const uint8_t* weights = t.weights;
   const uint8_t* inputs = static_cast<const uint8_t*>(t.inputs);
   const uint8_t* ahead = t.ahead;
-  const auto step = [&](int64_t k) __attribute__((always_inline)) {
+  const auto step = [&](int k) __attribute__((always_inline)) {
     Vec16 weight[Panels];
 #pragma GCC unroll 4
-    for (int p = 0; p < Panels; ++p) weight[p] = Words::weight(weights + (p * t.panel_stride + k * kLanes) * kWord);
+    for (int p = 0; p < Panels; ++p) weight[p] = Words::weight(weights + p * t.panel_stride, k);
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
-      const Vec16 input = Words::input(inputs + (k * Rows + r) * kWord);
+      const Vec16 input = set1(word_at(inputs + (k * Rows + r) * kWord));
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) sum[r][p] = Words::multiply_add(weight[p], input, sum[r][p]);
     }
@@ -77,7 +89,7 @@ template <class Words, int Rows, int Panels> void multiply(const DenseTile& t) {
     step(1);
 #pragma GCC unroll 4
     for (int p = 0; p < Panels; ++p) __builtin_prefetch(ahead + p * t.panel_bytes, 0, 2);
-    weights += 2 * kLanes * kWord;
+    weights += 2 * Words::kBytes;
     inputs += 2 * Rows * kWord;
     ahead += 2 * t.ahead_bytes;
   }
@@ -112,10 +124,16 @@ template <class Words> void run(const DenseTile& tile, int rows, int panels) {
 
 } // namespace
 
-void run_dense_tile(const DenseTile& tile, int rows, int panels) { run<Floats>(tile, rows, panels); }
-
+void run_dense_tile(const DenseTile& tile, DenseWeights weights, int rows, int panels) {
+  switch (weights) {
+  case DenseWeights::floats: return run<Floats>(tile, rows, panels);
+  case DenseWeights::f16: return run<F16>(tile, rows, panels);
+  case DenseWeights::bf16: return run<Bf16>(tile, rows, panels);
 #if defined(__AVX512BF16__)
-void run_dense_pair_tile(const DenseTile& tile, int rows, int panels) { run<Pairs>(tile, rows, panels); }
+  case DenseWeights::pairs: return run<Pairs>(tile, rows, panels);
 #endif
+  default: return;
+  }
+}
 
 } // namespace octavo

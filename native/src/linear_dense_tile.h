@@ -9,7 +9,7 @@ namespace octavo {
 // sum = one chain of multiply-adds from 0 over `count` words; then sum + total (null: 0) goes to `out`, after bias and
 // residual where there are any. Pointers to float of the first row and lane.
 struct DenseTile {
-  const void* weights; // [panels] of [count][16] words, panel_stride words apart
+  const uint8_t* weights; // [panels] of [count][16] words, panel_stride bytes apart
   int64_t panel_stride;
   int64_t count;
   const void* inputs;    // [count][rows] words
@@ -23,9 +23,14 @@ struct DenseTile {
   int64_t ahead_bytes; // of a panel, for each word of this call
 };
 
-// Words are floats.
-void run_dense_tile(const DenseTile& tile, int rows, int panels);
-// Words are pairs of bf16. Only with AVX-512 BF16.
-void run_dense_pair_tile(const DenseTile& tile, int rows, int panels);
+// As what weights are read, and so what their words and those of the inputs are.
+enum class DenseWeights {
+  floats,
+  f16,   // floats in the end
+  bf16,  // likewise; an even count
+  pairs, // of bf16, multiplied two at a time: only with AVX-512 BF16
+};
+
+void run_dense_tile(const DenseTile& tile, DenseWeights weights, int rows, int panels);
 
 } // namespace octavo

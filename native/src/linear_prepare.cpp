@@ -122,6 +122,12 @@ void prepare_tiles(Team& team, const float* x, const RowLayout& layout, int64_t 
 
 } // namespace
 
+bool are_few(const OctavoSegment* segments, int count, int64_t rows) {
+  for (int s = 0; s < count; ++s)
+    if (!format_of(segments[s].format).dense()) return rows <= kFewLimit;
+  return rows <= kFewRows;
+}
+
 Needs needs_of(const OctavoSegment* segments, int count, bool coded) {
   Needs needs;
   for (int s = 0; s < count; ++s) {

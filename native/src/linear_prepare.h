@@ -8,6 +8,9 @@ namespace octavo {
 constexpr int64_t kFewLimit = kFewRows > 1 ? 2 * kFewRows : 1; // rows that are few: each pass reads the codes again
 constexpr int64_t kWorthSharing = 16384;                       // elements that one thread prepares as fast as the team
 
+// Whether these many rows are few for the segments: dense products take tiles of rows earlier.
+bool are_few(const OctavoSegment* segments, int count, int64_t rows);
+
 // What the segments' formats need beside the inputs themselves.
 struct Needs {
   bool values = false, exact = false, bf16 = false, sums16 = false, sums32 = false;
