@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("octavo.cli.chat", "talk to a model in the terminal"),
     "generate": ("octavo.cli.generate", "continue one prompt, from --prompt or standard input"),
     "run-batch": ("octavo.cli.run_batch", "answer a file of requests, without a server"),
+    "replay": ("octavo.cli.replay", "give an answer again from its receipt, and tell whether it is the same"),
     "bench": ("octavo.cli.bench", "measure throughput and latency, here or of a running server"),
     "plan": ("octavo.cli.plan", "show what a model takes before it is loaded, what fits, and which flag gives what"),
     "key": ("octavo.cli.key", "make an API key with limits for a server"),

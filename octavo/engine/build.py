@@ -4,6 +4,7 @@ Order matters: the model's shape is known before its weights, what the weights l
 and the cache's layout goes into the recorded program.
 """
 
+import hashlib
 import mmap
 import time
 from collections.abc import Generator
@@ -44,7 +45,7 @@ from octavo.execution.sleep import SleepingMemory
 from octavo.execution.slots import SlotTable
 from octavo.execution.worker import Worker
 from octavo.kernels.choose import KernelChoice
-from octavo.kernels.cpu.library import supported_isas
+from octavo.kernels.cpu.library import ABI_VERSION, library_digest, supported_isas
 from octavo.model.decoder import Decoder, DecoderWeights
 from octavo.model.source import ModelSource, find_model, open_model
 from octavo.model.weight_cache import WeightCache
@@ -336,6 +337,19 @@ def _info(resolved: ResolvedConfig, source: ModelSource, seconds: float) -> Engi
         max_num_batched_tokens=model.max_num_batched_tokens.value,
         vocab=source.spec.vocab,
         start_seconds=seconds,
+        fingerprint=_fingerprint(resolved, source),
+    )
+
+
+def _fingerprint(resolved: ResolvedConfig, source: ModelSource) -> tuple[tuple[str, str], ...]:
+    """What decides the bits of answers. Batch, threads, chunks and cache hits do not."""
+    model = resolved.model
+    kernels = (ABI_VERSION, model.backend.value, model.isa.value, library_digest(model.isa.value))
+    settings = (model.weights.value, model.linear_compute.value, repr(model.cache_types), model.max_model_len.value)
+    return (
+        ("model", source.fingerprint(times=False)),
+        ("kernels", hashlib.sha256(repr(kernels).encode()).hexdigest()),
+        ("settings", hashlib.sha256(repr(settings).encode()).hexdigest()),
     )
 
 

@@ -26,6 +26,7 @@ class EngineInfo:
     vocab: int
     start_seconds: float
     pin_tokens: int = 0  # of one prompt that may be pinned in the cache
+    fingerprint: tuple[tuple[str, str], ...] = ()  # names and values of what decides the bits of answers
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The text side of a model: what turns prompts into requests and tokens into text. Needs no weights."""
 
+import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -60,6 +61,14 @@ class Frontend:
     def token_text(self, token_id: int) -> str:
         """The text of one token for itself; empty without a tokenizer."""
         return "" if self.tokenizer is None else token_text(self.tokenizer, token_id)
+
+    def fingerprint(self) -> str:
+        """Of the text side: what turns a conversation into tokens, and fills in what a request leaves out."""
+        template = self.chat_template.sources if self.chat_template is not None else ()
+        said = repr(
+            (template, sorted(self.generation.items(), key=str), self.config.serving.default_chat_template_kwargs)
+        )
+        return hashlib.sha256(said.encode()).hexdigest()
 
     def sampling_defaults(self) -> dict[str, Any]:
         """What requests get where they say nothing."""

@@ -81,6 +81,7 @@ async def assemble(
         responses=_responses(config.serving),
         files=files,
         batches=Batches(files, models[0]),
+        fingerprint={**dict(info.fingerprint), "octavo": octavo.__version__, "template": frontend.fingerprint()},
         settings=shown(config),
         template_variables=template_variables(config.serving),
     )

@@ -32,6 +32,7 @@ class ServerState:
     `models`: the names that requests may use; the first is the one that answers carry.
     `dev_mode`: operators' routes are served, too. `policy`: order of waiting requests.
     `settings`: the configuration as operators may see it, without secrets.
+    `fingerprint`: what decides the bits of answers; see `serving/receipt.py`.
     `sampling_defaults`: what requests get where they say nothing, from the model's generation_config.
     `formats`: how the model writes tool calls and reasoning.
     """
@@ -51,6 +52,7 @@ class ServerState:
     responses: Responses = field(default_factory=Responses)
     files: Files = field(default_factory=Files)
     batches: Batches = field(default_factory=lambda: Batches(Files()))
+    fingerprint: Mapping[str, str] = field(default_factory=dict[str, str])
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     dev_mode: bool = False
     policy: str = "fcfs"

@@ -102,6 +102,11 @@ class ChatTemplate:
         text = self._run(template, variables, self._limits.seconds)
         return _open_ended(text, marker) if marker else text
 
+    @property
+    def sources(self) -> tuple[tuple[str, str], ...]:
+        """Names and texts."""
+        return tuple(self._sources.items())
+
     def mentions(self, name: str) -> bool:
         """The template may read a variable or field of this name."""
         return any(name in text for text in self._sources.values())

@@ -100,7 +100,7 @@ def thinking_switch(template: ChatTemplate) -> str | None:
         if not template.mentions(name):
             continue
         try:
-            on, off = (template.render([_USER], **{name: value}) for value in (True, False))
+            on, off = (_switched(template, {name: value}) for value in (True, False))
         except (InvalidRequestError, UnsupportedError):
             continue
         if on != off:
@@ -123,6 +123,10 @@ def _findings(template: ChatTemplate, plain: str, tools: bool) -> Iterator[str]:
         [_ANSWER],
     )
     yield from _try(given, lambda: _continued(template, answered))
+
+
+def _switched(template: ChatTemplate, variables: dict[str, Any]) -> str:
+    return template.render([_USER], **variables)
 
 
 def _continued(template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> str:

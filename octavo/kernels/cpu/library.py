@@ -1,6 +1,7 @@
 """Finds, loads and types the native library for an instruction set; abi.h is the only declaration of its functions."""
 
 import ctypes
+import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,12 @@ def open_library(path: Path) -> NativeLibrary:
     if version != ABI_VERSION:
         raise ConfigError(f"native library {path} has ABI version {version}, this Octavo needs {ABI_VERSION}; {_HINT}")
     return NativeLibrary(native.octavo_isa().decode(), path, native)
+
+
+def library_digest(isa: str) -> str:
+    """Names the very code of an instruction set's library; empty where there is none."""
+    path = _present(NATIVE_DIRECTORY).get(isa)
+    return "" if path is None else hashlib.blake2b(path.read_bytes(), digest_size=20).hexdigest()
 
 
 def declarations(header: str) -> list[tuple[str, type | None, list[type]]]:

@@ -7,12 +7,14 @@ by whatever, goes on from there when the same command is given again.
 import asyncio
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import msgspec
+from starlette.applications import Starlette
 
 from octavo.config.engine import EngineConfig
 from octavo.engine.frontend import build_frontend
@@ -151,17 +153,26 @@ async def run_file(
         supervisor: of the engine; closed here.
         progress: told of what is done.
     """
+    async with unserved_app(config, supervisor) as (app, sequences):
+        served = endpoints_of(app)
+        if wrong := sorted({read_line(batch.line(place)).url for place in range(len(batch.digests))} - served.keys()):
+            raise InvalidRequestError(f"url: {wrong[0]} is not served with this model; {', '.join(served)} are")
+        lines = _Lines(batch, journal, LineRunner(app, Caller(lag=0.0)), progress)
+        await lines.run(Room(lambda: room_beside(0, sequences)))
+
+
+@asynccontextmanager
+async def unserved_app(
+    config: EngineConfig, supervisor: EngineSupervisor
+) -> AsyncGenerator[tuple[Starlette, int], None]:
+    """The application without a socket, and how many sequences its engine takes."""
     try:
         supervisor.launch()
         config = replace(config, serving=replace(config.serving, response_store="none", file_store="none"))
         frontend = await asyncio.to_thread(build_frontend, config)
         state, store = await assemble(config, frontend, supervisor)
         app, _ = build_app(state, store, KeyRing())
-        served = endpoints_of(app)
-        if wrong := sorted({read_line(batch.line(place)).url for place in range(len(batch.digests))} - served.keys()):
-            raise InvalidRequestError(f"url: {wrong[0]} is not served with this model; {', '.join(served)} are")
-        lines = _Lines(batch, journal, LineRunner(app, Caller(lag=0.0)), progress)
-        await lines.run(Room(lambda: room_beside(0, state.engine.info.max_num_seqs)))
+        yield app, state.engine.info.max_num_seqs
     finally:
         await supervisor.close()
 

@@ -5,6 +5,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from octavo.serving.receipt import ReceiptFields
+
 OWNER = "octavo"
 
 
@@ -112,6 +114,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     kv_transfer_params: None = None
     warnings: list[str] | UnsetType = UNSET
     cache_report: list[dict[str, Any]] | UnsetType = UNSET
+    receipt: ReceiptFields | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
@@ -147,6 +150,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
     cache_report: list[dict[str, Any]] | UnsetType = UNSET
+    receipt: ReceiptFields | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -176,6 +180,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     kv_transfer_params: None = None
     warnings: list[str] | UnsetType = UNSET
     cache_report: list[dict[str, Any]] | UnsetType = UNSET
+    receipt: ReceiptFields | UnsetType = UNSET
 
 
 class CompletionChunk(msgspec.Struct, kw_only=True):
@@ -189,6 +194,7 @@ class CompletionChunk(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     warnings: list[str] | UnsetType = UNSET
     cache_report: list[dict[str, Any]] | UnsetType = UNSET
+    receipt: ReceiptFields | UnsetType = UNSET
 
 
 class ModelPermission(msgspec.Struct, frozen=True, kw_only=True):

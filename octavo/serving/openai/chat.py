@@ -189,6 +189,7 @@ class _Answer:
             prompt_token_ids=list(job.requests[0].prompt_token_ids) if body.return_token_ids else None,
             warnings=job.warnings or UNSET,
             cache_report=job.take_reports(self._tokenizer),
+            receipt=job.written(),
         )
 
     def _choice(self, index: int, part: AnswerParts) -> ChatChoice:
@@ -217,6 +218,10 @@ class _Answer:
                     yield events
                 if error:
                     raise error
+            if self._job.receipt is not None:
+                last = self._chunk([])
+                last.receipt = self._job.written()
+                yield event(last)
             if self._usage:
                 yield event(self._chunk([], usage=self._job.tally.usage()))
 

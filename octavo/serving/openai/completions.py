@@ -130,6 +130,7 @@ class _Answer:
             usage=self._read_usage(),
             warnings=job.warnings or UNSET,
             cache_report=job.take_reports(self._tokenizer),
+            receipt=job.written(),
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -142,6 +143,10 @@ class _Answer:
                     yield events
                 if error:
                     raise error
+            if self._job.receipt is not None:
+                last = self._chunk([])
+                last.receipt = self._job.written()
+                yield event(last)
             if self._usage:
                 yield event(self._chunk([], self._read_usage()))
 

@@ -25,7 +25,8 @@ from octavo.serving.openai.notices import notices
 from octavo.serving.openai.schema import BodyReader, GenerationFields, refuse_unsupported
 from octavo.serving.openai.server_defaults import fill_in
 from octavo.serving.openai.wishes import read_beam, read_cache_wish, with_wishes
-from octavo.serving.record import record_of
+from octavo.serving.receipt import Receipt, ReceiptFields, open_receipt
+from octavo.serving.record import record_of, route_path
 from octavo.serving.state import ServerState
 from octavo.serving.stream import until_disconnect
 from octavo.serving.tenant import tenant_of
@@ -58,10 +59,13 @@ class Tally:
     completion_tokens: int = 0
     cached: dict[str, int] = field(default_factory=dict[str, int])  # by engine request
     reports: dict[str, CacheReport] = field(default_factory=dict[str, CacheReport])  # that were not told yet
+    drawn: dict[tuple[str, int], list[int]] | None = None  # token ids by stream, where a receipt needs them
 
     def add(self, delta: TextDelta) -> None:
         """Take a delta's tokens."""
         self.completion_tokens += len(delta.token_ids)
+        if self.drawn is not None:
+            self.drawn.setdefault((delta.request_id, delta.index), []).extend(delta.token_ids)
         if delta.num_cached_tokens and not delta.index:  # the other streams take the prompt over from the first
             self.cached[delta.request_id] = delta.num_cached_tokens
         if delta.cache_report is not None and not delta.index:
@@ -91,6 +95,15 @@ class Job:
     tally: Tally
     warnings: list[str]
     n: int
+    receipt: Receipt | None = None
+
+    def written(self) -> ReceiptFields | UnsetType:
+        """The receipt of what has come, if one is wanted; at the end."""
+        drawn = self.tally.drawn
+        if self.receipt is None or drawn is None:
+            return UNSET
+        choices = [(item.id, index) for item in self.requests for index in range(self.n)]
+        return self.receipt.written([drawn.get(choice, []) for choice in choices])
 
     def take_reports(self, tokenizer: Tokenizer | None) -> list[dict[str, Any]] | UnsetType:
         """What the cache did for the prompts, as far as it was asked for and was not told yet."""
@@ -174,6 +187,9 @@ async def open_job(
     Raises:
         OctavoError: a prompt or parameter is refused, or the engine takes none.
     """
+    receipt = open_receipt(body, route_path(request.scope), state.fingerprint)
+    if receipt is not None:
+        params = replace(params, seed=body.seed)
     beam, wish = read_beam(body), read_cache_wish(body)
     prefix = next((prefix for end, prefix in _PREFIXES if request.url.path.endswith(end)), "cmpl-")
     record = record_of(request)
@@ -205,6 +221,7 @@ async def open_job(
     owned = {"tenant": tenant, "tenant_weight": record.owner.weight, "lag": record.lag}
     requests = [replace(item, **owned, **deadlines) for item, _ in wished]
     tally = Tally(sum(len(item.prompt_token_ids) for item in requests), state.config.enable_prompt_tokens_details)
+    tally.drawn = None if receipt is None else {}
     stream = state.engine.open(*requests)
     record.answering(public, tally, bool(body.stream))
     return Job(
@@ -216,6 +233,7 @@ async def open_job(
         tally=tally,
         warnings=list(dict.fromkeys(said)),
         n=requests[0].n,
+        receipt=receipt,
     )
 
 

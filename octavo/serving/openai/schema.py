@@ -80,6 +80,8 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     explain_cache: bool | None = None
+    deterministic: bool | None = None
+    receipt: JsonObject | None = None
     # What form the answer has; see `forms.py`.
     response_format: JsonObject | None = None
     structured_outputs: Any = None

@@ -1,0 +1,86 @@
+"""Receipts: the same bits from the same request, also elsewhere; what cannot be the same is told before it runs."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.cli.main import main
+from tests.serving.scripted import HTTP, RunningServer, run_server
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"messages": [{"role": "user", "content": "Hi"}], "temperature": 1.3, "n": 2}),
+    (TEXT, {"prompt": ["a", "b"], "max_tokens": 9, "user": "me"}),
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with run_server() as running:
+        running.state.fingerprint = {"model": "m" * 40, "kernels": "k" * 40}
+        yield running
+
+
+def post(server: RunningServer, path: str, body: Any) -> Any:
+    return HTTP.post(server.url + path, json=body)
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+def test_a_receipt_is_given_and_taken(server: RunningServer, path: str, body: dict[str, Any]) -> None:
+    plain = post(server, path, body).json()
+    assert "receipt" not in plain
+    receipt = post(server, path, {**body, "deterministic": True}).json()["receipt"]
+    assert receipt["fingerprint"] == {"model": "m" * 40, "kernels": "k" * 40}
+    assert (receipt["path"], receipt["replayed"]) == (path, None)
+    assert isinstance(receipt["request"]["seed"], int)
+    again = post(server, path, {**body, "receipt": receipt}).json()["receipt"]
+    assert (again["replayed"], again["tokens"], again["request"]) == (True, receipt["tokens"], receipt["request"])
+    lines = post(server, path, {**body, "stream": True, "receipt": receipt}).text.splitlines()
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    told = [chunk["receipt"] for chunk in chunks if "receipt" in chunk]
+    assert [item["replayed"] for item in told] == [True]
+    assert "receipt" in chunks[-1]
+    other = post(server, path, {**body, "receipt": {**receipt, "tokens": "0" * 64}}).json()["receipt"]
+    assert other["replayed"] is False
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"fingerprint": {"model": "x", "kernels": "k" * 40}}, "model (x then, mmmmmmmmmmmmmmmm here)"),
+        ({"fingerprint": {"model": "m" * 40}}, "kernels (none then"),
+        ({"path": "/v1/chat/completions"}, "/v1/chat"),
+        ({"tokens": 3}, "receipt"),
+        ({"request": {"prompt": "b", "seed": 1}}, "another prompt"),
+        ({"request": {"prompt": "a", "seed": 1, "top_p": 0.5}}, "another top_p"),
+    ],
+)
+def test_what_cannot_be_the_same_is_refused(server: RunningServer, change: dict[str, Any], told: str) -> None:
+    body = {"prompt": "a", "seed": 1}
+    receipt = post(server, TEXT, {**body, "deterministic": True}).json()["receipt"]
+    answer = post(server, TEXT, {**body, "receipt": {**receipt, **change}})
+    assert answer.status_code == 400
+    assert told in answer.json()["error"]["message"]
+
+
+def test_a_receipt_replays_offline(demo_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out, file = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "answer.json"
+    body = {"prompt": "Once upon a time", "max_tokens": 12, "temperature": 1.0, "deterministic": True, "n": 2}
+    source.write_text(json.dumps({"custom_id": "a", "url": TEXT, "body": body}))
+    flags = ["--log-level", "error", str(demo_model)]
+    assert main(["run-batch", "-i", str(source), "-o", str(out), *flags]) == 0
+    answer = json.loads(out.read_text())["response"]["body"]
+    file.write_text(json.dumps(answer))
+    capsys.readouterr()
+    assert main(["replay", "-r", str(file), "--max-num-seqs", "1", "--threads", "1", *flags]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert [choice["text"] for choice in again["choices"]] == [choice["text"] for choice in answer["choices"]]
+    assert main(["replay", "-r", str(file), "--isa", "scalar", *flags]) == 1
+    assert "kernels (" in capsys.readouterr().err
+    answer["receipt"]["tokens"] = "0"
+    file.write_text(json.dumps(answer["receipt"]))
+    assert main(["replay", "-r", str(file), *flags]) == 1
+    assert main(["replay", "-r", str(source)]) == 1
