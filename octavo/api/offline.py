@@ -146,6 +146,8 @@ class OfflineEngine:
         deltas = self._outputs.push(steps)
         if cancels := self._outputs.take_cancels():
             client.cancel(cancels)
+        if ends := self._outputs.take_ends():
+            client.cancel_streams(ends)
         for delta in deltas:
             if delta.finish_reason is not None:
                 self._meter.delivered(delta)

@@ -64,6 +64,8 @@ class TextOutputs(Protocol):
 
     def take_cancels(self) -> list[str]: ...
 
+    def take_ends(self) -> list[tuple[str, int]]: ...
+
     def drop(self, request_id: str) -> None: ...
 
 
@@ -348,6 +350,8 @@ class AsyncEngine:
                     self._forget(delta.request_id)
         if cancels := self._outputs.take_cancels():
             self._cancel(tuple(cancels))
+        if ends := self._outputs.take_ends():
+            self._cancel((), tuple(ends))
 
     def _handle_refusal(self, request_id: str, error: OctavoError) -> None:
         stream = self._streams.get(request_id)
@@ -391,10 +395,10 @@ class AsyncEngine:
         if gone:
             self._cancel(gone)
 
-    def _cancel(self, request_ids: tuple[str, ...]) -> None:
+    def _cancel(self, request_ids: tuple[str, ...], streams: tuple[tuple[str, int], ...] = ()) -> None:
         # An engine that is gone has cancelled everything.
         with contextlib.suppress(EngineDeadError):
-            self._link.send(Cancel(request_ids))
+            self._link.send(Cancel(request_ids, streams))
 
     def _forget(self, request_id: str) -> None:
         del self._streams[request_id]

@@ -69,7 +69,8 @@ class EngineClient(Protocol):
 
     `receive` returns the outputs of one or more steps, [] when `timeout` seconds passed without any. After a request's
     n streams have each delivered a finish_reason nothing more comes for it. `cancel` of an unknown or finished id does
-    nothing; of a live one, each unfinished stream ends with FinishReason.ABORT. `pause` returns at once: in mode "wait"
+    nothing; of a live one, each unfinished stream ends with FinishReason.ABORT.
+    `cancel_streams` ends single ones. `pause` returns at once: in mode "wait"
     the engine has drained when `stats().under_way` is 0.
 
     Raises:
@@ -81,6 +82,8 @@ class EngineClient(Protocol):
     def submit(self, request: GenerationRequest) -> None: ...
 
     def cancel(self, request_ids: Sequence[str]) -> None: ...
+
+    def cancel_streams(self, streams: Sequence[tuple[str, int]]) -> None: ...
 
     def receive(self, timeout: float | None = None) -> list[SequenceOutput]: ...
 

@@ -36,6 +36,10 @@ class LocalClient:
         """End requests; their streams' last outputs come with the next `receive`."""
         self._loop.cancel(request_ids)
 
+    def cancel_streams(self, streams: Sequence[tuple[str, int]]) -> None:
+        """End single streams of requests; the others go on."""
+        self._loop.cancel_streams(streams)
+
     def receive(self, timeout: float | None = None) -> list[SequenceOutput]:
         """Run steps until one has outputs, nothing can be done, or `timeout` seconds passed (at least one step)."""
         deadline = None if timeout is None else self._clock() + timeout

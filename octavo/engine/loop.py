@@ -74,6 +74,11 @@ class EngineLoop:
                 self._ready += _ends(request, FinishReason.ABORT)
             self._ready.extend(self._scheduler.cancel(request_id))
 
+    def cancel_streams(self, streams: Iterable[tuple[str, int]]) -> None:
+        """End single streams of requests now; the others go on."""
+        for request_id, index in streams:
+            self._ready.extend(self._scheduler.cancel(request_id, index))
+
     def step(self) -> list[SequenceOutput]:
         """Plan a step, and wait for it or, pipelined, for the one before it.
 

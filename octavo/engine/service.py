@@ -51,8 +51,9 @@ def _apply(mailbox: Mailbox, client: EngineClient, message: ToEngine) -> None:
             except OctavoError as error:
                 retry_after = error.retry_after if isinstance(error, OverloadedError) else 0.0
                 mailbox.send(Refused(request.id, type(error).__name__, str(error), retry_after))
-        case Cancel(request_ids):
+        case Cancel(request_ids, streams):
             client.cancel(request_ids)
+            client.cancel_streams(streams)
         case ResetPrefixCache():
             mailbox.send(CacheWasReset(client.reset_prefix_cache()))
         case PauseEngine(how):

@@ -36,9 +36,10 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Frontend to engine: these requests are no longer wanted."""
+    """Frontend to engine: these requests are no longer wanted, or only these of their streams."""
 
     request_ids: tuple[str, ...]
+    streams: tuple[tuple[str, int], ...] = ()
 
 
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):

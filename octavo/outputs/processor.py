@@ -61,6 +61,7 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._live: dict[str, _Live] = {}
         self._cancels: list[str] = []
+        self._ends: list[tuple[str, int]] = []
 
     def add(self, request: GenerationRequest) -> None:
         """Expect outputs of this request.
@@ -85,17 +86,21 @@ class OutputProcessor:
             stream = live.streams[output.index]
             if not stream.finished:
                 deltas.append(self._delta(live, stream, _without_circles(stream, output)))
+                if stream.finished and output.finish_reason is None and live.unfinished:
+                    self._ends.append((output.request_id, output.index))
             if not live.unfinished:
                 self._close(live)
         return deltas
 
     def take_cancels(self) -> list[str]:
-        """Requests that ended at a stop text while the engine still works on them; it should be told to cancel them.
-
-        A request with n > 1 is cancelled once all its streams have ended.
-        """
+        """Requests that ended at a stop text while the engine still works on them; it should be told to cancel them."""
         cancels, self._cancels = self._cancels, []
         return cancels
+
+    def take_ends(self) -> list[tuple[str, int]]:
+        """Streams that ended so while others of their request go on; the engine should be told to cancel them."""
+        ends, self._ends = self._ends, []
+        return ends
 
     def drop(self, request_id: str) -> None:
         """Forget a request; outputs of it that still come are passed over. Unknown ids do nothing."""

@@ -139,9 +139,15 @@ class Scheduler:
             self._tiers.fail(plan)
         return self._outcome.fail(plan, error)
 
-    def cancel(self, request_id: str) -> list[SequenceOutput]:
-        """End a request's unfinished streams at once; nothing when the id is unknown or finished."""
-        return self._outcome.end(list(self._roster.streams.get(request_id, ())), FinishReason.ABORT)
+    def cancel(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
+        """End a request's unfinished streams at once; nothing when the id is unknown or finished.
+
+        Args:
+            index: of the one stream that is to end.
+        """
+        streams = self._roster.streams.get(request_id, ())
+        ending = [one for one in streams if index is None or (one.index == index and one.request.beam is None)]
+        return self._outcome.end(ending, FinishReason.ABORT)
 
     def expire(self, now: float) -> list[SequenceOutput]:
         """End what is too late by now, wherever it is: also what has not started, before it costs anything."""

@@ -19,6 +19,7 @@ from octavo.serving.files import routes as files
 from octavo.serving.keys import KeyRing
 from octavo.serving.openai.chat import create_chat_completion
 from octavo.serving.openai.completions import create_completion
+from octavo.serving.openai.generate import generate
 from octavo.serving.openai.models import list_models, show_model
 from octavo.serving.openai.tokenize import detokenize, tokenize
 from octavo.serving.responses import routes as responses
@@ -47,6 +48,7 @@ ROUTES = (
     Route("/v1/batches/{batch_id}/cancel", guarded(batches.cancel), methods=["POST"]),
     Route("/v1/models", guarded(list_models), methods=["GET"]),
     Route("/v1/models/{name:path}", guarded(show_model), methods=["GET"]),
+    Route("/generate", guarded(generate), methods=["POST"]),
     Route("/tokenize", guarded(tokenize), methods=["POST"]),
     Route("/detokenize", guarded(detokenize), methods=["POST"]),
     Route("/health", guarded(health.health), methods=["GET"]),

@@ -83,7 +83,7 @@ def check_counts(body: GenerationFields, prompts: int = 1) -> None:
     Raises:
         InvalidRequestError: too many answers, stop strings, words, token ids or prompts.
     """
-    n = body.n or 1
+    n = max(body.n or 1, body.best_of or 1)
     if n > MAX_CHOICES:
         raise InvalidRequestError(f"n must be at most {MAX_CHOICES}, got {n}", "n")
     stops = body.stop if isinstance(body.stop, list) else []

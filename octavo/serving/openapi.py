@@ -22,11 +22,18 @@ from octavo.serving.openai.answers import (
     CompletionChunk,
     Detokenized,
     ErrorAnswer,
+    Generated,
     ModelCard,
     ModelList,
     Tokenized,
 )
-from octavo.serving.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from octavo.serving.openai.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerateRequest,
+    TokenizeRequest,
+)
 from octavo.serving.responses.schema import Deleted, InputItems, ResponseEvent, ResponseObject, ResponsesRequest
 from octavo.serving.state import state_of
 
@@ -158,6 +165,7 @@ _PROMPT = {
 _NARROWED: dict[str, dict[str, dict[str, Any]]] = {
     "ChatRequest": {"messages": _MESSAGES},
     "CompletionRequest": {"prompt": _PROMPT},
+    "GenerateRequest": {"prompt": {"type": "string", "minLength": 1}},
     "DetokenizeRequest": {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
 }
 
@@ -233,6 +241,11 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("post", "/v1/batches/{batch_id}/cancel", "End a batch", BatchObject, errors=_KEPT),
     Operation("get", "/v1/models", "The models served", ModelList),
     Operation("get", "/v1/models/{name}", "One of them", ModelCard, errors=(404, *_PROBE)),
+    Operation(
+        *("post", "/generate", "Continue text: a bare route", Generated, GenerateRequest, _GENERATION),
+        streams=Generated,
+        done=False,
+    ),
     Operation("post", "/tokenize", "Text or a conversation to token ids", Tokenized, TokenizeRequest, _TEXT_WORK),
     Operation("post", "/detokenize", "Token ids to text", Detokenized, DetokenizeRequest, _TEXT_WORK),
     Operation("get", "/health", "Whether the engine takes requests"),

@@ -131,6 +131,13 @@ class FakeEngineClient:
         self._streams = [stream for stream in self._streams if stream not in ended]
         self._ready += [self._output(stream, (), FinishReason.ABORT) for stream in ended]
 
+    def cancel_streams(self, streams: Sequence[tuple[str, int]]) -> None:
+        """End single ones."""
+        self._check()
+        ended = [stream for stream in self._streams if (stream.request.id, stream.index) in streams]
+        self._streams = [stream for stream in self._streams if stream not in ended]
+        self._ready += [self._output(stream, (), FinishReason.ABORT) for stream in ended]
+
     def receive(self, timeout: float | None = None) -> list[SequenceOutput]:
         """One step."""
         del timeout

@@ -78,6 +78,7 @@ class ScriptedClient:
     fail_at: int | None = None
     max_running: int = 1024
     cancelled: list[str] = field(default_factory=list)
+    ended: list[tuple[str, int]] = field(default_factory=list)
     steps: int = 0
     paused: bool = False
 
@@ -92,6 +93,12 @@ class ScriptedClient:
     def cancel(self, request_ids: Sequence[str]) -> None:
         self.cancelled += request_ids
         gone = [stream for stream in self._live if stream.request.id in request_ids]
+        self._aborted += gone
+        self._live = [stream for stream in self._live if stream not in gone]
+
+    def cancel_streams(self, streams: Sequence[tuple[str, int]]) -> None:
+        gone = [stream for stream in self._live if (stream.request.id, stream.index) in streams]
+        self.ended += streams
         self._aborted += gone
         self._live = [stream for stream in self._live if stream not in gone]
 

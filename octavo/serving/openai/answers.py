@@ -251,6 +251,12 @@ class Detokenized(msgspec.Struct, frozen=True):
     warnings: list[str] | UnsetType = UNSET
 
 
+class Generated(msgspec.Struct, frozen=True):
+    """Answer to POST /generate: the prompt and what follows it, for each of n."""
+
+    text: list[str]
+
+
 class ErrorInfo(msgspec.Struct, frozen=True):
     """What went wrong; `code` is the HTTP status."""
 

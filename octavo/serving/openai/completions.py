@@ -1,6 +1,8 @@
 """POST /v1/completions."""
 
+import math
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from msgspec import UNSET
@@ -47,17 +49,35 @@ async def create_completion(request: Request) -> Response:
     check_counts(body, len(prompts))
     form, said = read_form(body)
     params = _params(body, state, form)
+    drawn = body.n or 1
+    if body.best_of is not None and not body.use_beam_search:
+        drawn = body.best_of
+        params = replace(params, n=drawn, logprobs=params.logprobs or 0) if drawn > (body.n or 1) else params
     options = {"add_special_tokens": True if body.add_special_tokens is None else body.add_special_tokens}
     reading = Reading(warnings=warnings + said)
     job = await open_job(request, state, body, [(prompt, options) for prompt in prompts], params, reading)
-    answer = _Answer(body, job, state, prompts)
     if not body.stream:
         parts = await until_disconnect(request.receive, gather(job))
-        return json_response(answer.whole(parts))
-    events = answer.events()
+        kept = _best(parts, job, body.n or 1) if drawn > (body.n or 1) else parts
+        return json_response(_Answer(body, job, state, prompts).whole(kept))
+    events = _Answer(body, job, state, prompts).events()
     # Whatever fails before the first token is an HTTP status, not an event.
     first = await until_disconnect(request.receive, anext(events))
     return EventStream(first, events)
+
+
+def _best(parts: Sequence[AnswerParts], job: Job, n: int) -> list[AnswerParts]:
+    """Of each prompt's answers the n of the highest log-probability a token (OpenAI API reference, best_of)."""
+    kept: list[AnswerParts] = []
+    for first in range(0, len(parts), job.n):
+        kept += sorted(parts[first : first + job.n], key=_likelihood, reverse=True)[:n]
+    job.n = n
+    return kept
+
+
+def _likelihood(part: AnswerParts) -> float:
+    values = [entry.logprobs[0] for entry in part.logprobs]
+    return sum(values) / len(values) if values else -math.inf
 
 
 def read_prompts(prompt: Any) -> list[Prompt]:

@@ -194,25 +194,7 @@ async def open_job(
     prefix = next((prefix for end, prefix in _PREFIXES if request.url.path.endswith(end)), "cmpl-")
     record = record_of(request)
     public = f"{prefix}{(body.request_id or record.request_id)[:_MAX_ID]}"
-    # Clients may repeat their ids; the engine's must differ.
-    internal = uuid.uuid4().hex
-    common = {"arrival": time.monotonic(), "priority": body.priority or 0, "cache_salt": body.cache_salt or ""}
-
-    def prepare() -> list[GenerationRequest]:
-        made = [
-            state.inputs.prepare(prompt, params, f"{internal}-{number}", **common, **options)
-            for number, (prompt, options) in enumerate(prompts)
-        ]
-        return [reading.applied(item, state.inputs) for item in made]
-
-    # Long texts are tokenized in a thread, so that the event loop keeps serving others.
-    size = sum(len(prompt) for prompt, _ in prompts)
-    if params.structured_outputs is not None or reading.grammar is not None:
-        prepared = await until_disconnect(request.receive, state.compile(prepare))
-    elif size > LONG_TEXT or params.dry_multiplier:  # the vocabulary may have to be looked through
-        prepared = await until_disconnect(request.receive, asyncio.to_thread(prepare))
-    else:
-        prepared = prepare()
+    prepared = await _prepared(request, state, body, prompts, params, reading)
     tenant, deadlines = tenant_of(request, body.user), read_deadlines(body)
     wished = [with_wishes(item, beam, wish, state.engine.info.pin_tokens) for item in prepared]
     said = [*reading.warnings, *notices(body, params, state), *(text for _, texts in wished for text in texts)]
@@ -235,6 +217,35 @@ async def open_job(
         n=requests[0].n,
         receipt=receipt,
     )
+
+
+async def _prepared(
+    request: Request,
+    state: ServerState,
+    body: GenerationFields,
+    prompts: Sequence[tuple[Prompt, dict[str, Any]]],
+    params: SamplingParams,
+    reading: "Reading",
+) -> list[GenerationRequest]:
+    """An engine request for each prompt."""
+    # Clients may repeat their ids; the engine's must differ.
+    internal = uuid.uuid4().hex
+    common = {"arrival": time.monotonic(), "priority": body.priority or 0, "cache_salt": body.cache_salt or ""}
+
+    def prepare() -> list[GenerationRequest]:
+        made = [
+            state.inputs.prepare(prompt, params, f"{internal}-{number}", **common, **options)
+            for number, (prompt, options) in enumerate(prompts)
+        ]
+        return [reading.applied(item, state.inputs) for item in made]
+
+    # Long texts are tokenized in a thread, so that the event loop keeps serving others.
+    size = sum(len(prompt) for prompt, _ in prompts)
+    if params.structured_outputs is not None or reading.grammar is not None:
+        return await until_disconnect(request.receive, state.compile(prepare))
+    if size > LONG_TEXT or params.dry_multiplier:  # the vocabulary may have to be looked through
+        return await until_disconnect(request.receive, asyncio.to_thread(prepare))
+    return prepare()
 
 
 @dataclass(frozen=True, slots=True)

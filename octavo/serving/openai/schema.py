@@ -139,6 +139,12 @@ class CompletionRequest(GenerationFields, kw_only=True):
     suffix: str | None = None
 
 
+class GenerateRequest(GenerationFields, kw_only=True):
+    """POST /generate."""
+
+    prompt: str
+
+
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """POST /tokenize: a prompt or messages."""
 
@@ -185,10 +191,24 @@ def refuse_unsupported(body: GenerationFields) -> None:
         UnsupportedError: names the field and what it asks for.
     """
     refuse_fields(body)
-    if body.best_of is not None and body.best_of != (body.n or 1) and not body.use_beam_search:
-        raise InvalidRequestError(f"best_of must equal n, got best_of={body.best_of} and n={body.n or 1}", "best_of")
+    _check_best_of(body)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options can only be given with stream=true", "stream_options")
+
+
+def _check_best_of(body: GenerationFields) -> None:
+    """The best of several answers: only of a text completion that comes whole."""
+    best, n = body.best_of, body.n or 1
+    if best is None or best == n or body.use_beam_search:
+        return
+    if best < n:
+        raise InvalidRequestError(f"best_of must be at least n, got best_of={best} and n={n}", "best_of")
+    if not isinstance(body, CompletionRequest):
+        raise InvalidRequestError(f"best_of must equal n here, got best_of={best} and n={n}", "best_of")
+    if body.stream:
+        raise InvalidRequestError(
+            "best_of does not go with stream: which answers are best is known at the end", "best_of"
+        )
 
 
 def refuse_fields(body: msgspec.Struct) -> None:

@@ -1,0 +1,62 @@
+"""POST /generate: the bare route of `vllm.entrypoints.api_server`, a prompt with sampling parameters beside it."""
+
+import json
+from collections.abc import AsyncGenerator
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import InvalidRequestError
+from octavo.serving.errors import describe, json_response
+from octavo.serving.nested import COMPLETION
+from octavo.serving.openai.answers import Generated
+from octavo.serving.openai.forms import read_form
+from octavo.serving.openai.generation import Job, Reading, error_in, gather, open_job, read_generation, sampling_params
+from octavo.serving.openai.schema import BodyReader, GenerateRequest
+from octavo.serving.state import state_of
+from octavo.serving.stream import EventStream, until_disconnect
+
+_READER = BodyReader(GenerateRequest, COMPLETION)
+_DEFAULT_MAX_TOKENS = 16  # of vLLM's SamplingParams
+
+
+async def generate(request: Request) -> Response:
+    """The prompt and what follows it, once for each of n; streamed, a line of JSON with all of it so far each time."""
+    state = state_of(request)
+    body, warnings = await read_generation(request, state, _READER)
+    if not body.prompt:
+        raise InvalidRequestError("prompt: the prompt is empty; it needs at least one token", "prompt")
+    form, said = read_form(body)
+    limit = body.max_tokens
+    if limit is None:
+        limit = state.sampling_defaults.get("max_tokens", _DEFAULT_MAX_TOKENS)
+    params = sampling_params(body, state, limit, structured_outputs=form)
+    job = await open_job(request, state, body, [(body.prompt, {})], params, Reading(warnings=warnings + said))
+    if not body.stream:
+        parts = await until_disconnect(request.receive, gather(job))
+        return json_response(Generated([body.prompt + part.text for part in parts]))
+    lines = _lines(job, body.prompt)
+    first = await until_disconnect(request.receive, anext(lines))
+    return EventStream(first, lines, b"", _failed)
+
+
+async def _lines(job: Job, prompt: str) -> AsyncGenerator[bytes, None]:
+    texts = [prompt] * job.n
+    async with job.stream as stream:
+        async for deltas in stream:
+            error = error_in(deltas, job.tally)
+            for delta in deltas:
+                job.tally.add(delta)
+                texts[delta.index] += delta.text
+            if deltas:
+                yield _line({"text": texts})
+            if error:
+                raise error
+
+
+def _failed(error: Exception) -> bytes:
+    return _line({"error": describe(error).message})
+
+
+def _line(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode() + b"\n"
