@@ -58,6 +58,7 @@ class SlotTable:
         self.sampling: Records = np.zeros(slots, SAMPLING_RECORD)
         self.suppressed_bias_counts: Integers = np.zeros(slots, np.int32)  # biases with the stop ids banned
         self.permitted: NDArray[np.uint32] = np.zeros((0, 0), np.uint32)  # [slots, words], once there is a grammar
+        self.ruled: NDArray[np.bool_] = np.zeros(slots, np.bool_)  # has rules of its own; see execution/rules.py
         self.wants_prompt: NDArray[np.bool_] = np.zeros(slots, np.bool_)  # log-probabilities of prompt tokens
         self._occupants: list[SlotOccupant | None] = [None] * slots
         self._states = {group: count for group, count in enumerate(state_pages) if count}
@@ -93,6 +94,10 @@ class SlotTable:
             raise InternalError(f"slot {slot} holds no sequence")
         return occupant
 
+    def answer(self, slot: int) -> bytes:
+        """What the sequence of a slot has generated so far, as 32-bit integers."""
+        return self.history[slot, self.occupant(slot).arrival.prompt_len : self.lengths[slot]].tobytes()
+
     def states_of(self, slots: Integers, starts: Integers) -> tuple[Integers, Integers]:
         """Pages [P, S] that the sequences of `slots` read their states from (-1: they start at 0), and write to."""
         return np.where(starts > 0, self._state_reads[:, slots], np.int32(-1)), self._state_writes[:, slots]
@@ -119,6 +124,7 @@ class SlotTable:
         self._state_reads[:, slot] = self._state_writes[:, slot] = -1
         self._occupants[slot] = occupant = _occupant(arrival)
         self.suppressed_bias_counts[slot] = len(occupant.bias_ids)
+        self.ruled[slot] = bool(arrival.sampling.rules)
         self.wants_prompt[slot] = arrival.sampling.prompt_logprobs is not None
         self.sampling[slot] = _record(occupant, self.history[slot].ctypes.data)
 

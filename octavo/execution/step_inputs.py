@@ -3,11 +3,12 @@
 Everything is computed with whole arrays; only reading the plan's fields costs Python time a row.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from octavo.execution.slots import Integers, Records, SlotOccupant, SlotTable
+from octavo.flow.logits_rules import in_effect
 from octavo.flow.plan import PlannedRow, StepPlan
 from octavo.flow.request import Sampling
 from octavo.kernels.cpu.structs import SAMPLING_RECORD
@@ -109,12 +110,14 @@ def rules_of(inputs: StepInputs, row: int) -> RowRules:
         return RowRules(only, (), (), 0)
     tokens: list[int] = history[: inputs.table.lengths[planned.slot]].tolist()
     record = inputs.sampling[row]
-    suppressed = planned.suppress_stop and int(record["bias_count"]) > len(occupant.sampling.logit_bias)
-    banned = occupant.arrival.stop_ids if suppressed else ()
+    banned = occupant.arrival.stop_ids if planned.suppress_stop else ()
     permitted: list[int] = inputs.table.permitted[planned.slot].tolist() if record["permitted"] else []
-    return RowRules(
-        occupant.sampling, tokens[:prompt_len], tokens[prompt_len:], planned.output_index, banned, permitted
-    )
+    sampling = occupant.sampling
+    if sampling.rules:
+        more, allowed = in_effect(sampling.rules, inputs.table.answer(planned.slot), sampling.allowed_token_ids)
+        biases = (*sampling.logit_bias, *more.items())
+        sampling = replace(sampling, logit_bias=biases, allowed_token_ids=tuple(allowed))
+    return RowRules(sampling, tokens[:prompt_len], tokens[prompt_len:], planned.output_index, banned, permitted)
 
 
 def _sampling_of(rows: tuple[PlannedRow, ...], drawing: Integers, slots: Integers, table: SlotTable) -> Records:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from octavo.errors import UnsupportedError
 from octavo.execution.grammars import GrammarTable
+from octavo.execution.rules import apply_rules
 from octavo.execution.runner import Runner, StepOutputs
 from octavo.execution.sleep import Part, SleepingMemory
 from octavo.execution.slots import SlotTable
@@ -60,7 +61,9 @@ class Worker:
             return StepResult(plan.step, (), tier_events=self._tier_events(plan))
         inputs = build_inputs(plan, self._table)
         faults = () if self._grammars is None else self._grammars.fill(inputs)
+        ruled = apply_rules(inputs)
         outputs = self._runner.run(inputs)
+        del ruled
         drawn = inputs.drawn
         slots = inputs.slots if drawn == inputs.sequences else inputs.slots[inputs.row_sequences[:drawn]]
         self._table.append_tokens(slots, outputs.token_ids[:drawn])

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from octavo.flow.logits_rules import LogitsRule
+
 
 @dataclass(frozen=True, slots=True)
 class Shaping:
@@ -47,6 +49,7 @@ class Sampling:
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     bad_words: tuple[tuple[int, ...], ...] = ()  # of several tokens: the last is not drawn behind the others
     shaping: Shaping = Shaping()
+    rules: tuple[LogitsRule, ...] = ()
     grammar: str = ""  # what the answer must be, in the form of text/grammar.py; empty: anything
 
 

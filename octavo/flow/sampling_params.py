@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any, cast
 
 from octavo.errors import InvalidRequestError, UnsupportedError
+from octavo.flow.logits_rules import read_rules
 from octavo.flow.structured_outputs import StructuredOutputsParams, read_structured_outputs
 
 GREEDY_BELOW = 1e-5  # a temperature under this is greedy, as in vLLM
@@ -112,6 +113,7 @@ class SamplingParams:
         logit_bias: token id -> number added to its logit, -100..100.
         allowed_token_ids: only these tokens are drawn.
         bad_words: texts that no answer has, as the tokenizer cuts them by themselves or behind a space.
+        logits_rules: rules of one's own for what may be drawn when; see docs/sampling.md.
         repetition_detection: end an answer that goes in circles; also an object of RepetitionDetectionParams' fields.
         structured_outputs: the form that the answer must have; also an object of StructuredOutputsParams' fields.
         typical_p: (0, 1]; keeps the tokens whose surprise is nearest to the expected one, up to this share; 1 is off.
@@ -155,6 +157,7 @@ class SamplingParams:
     bad_words: Sequence[str] | None = None
     structured_outputs: StructuredOutputsParams | None = None
     repetition_detection: RepetitionDetectionParams | None = None
+    logits_rules: Sequence[Mapping[str, Any]] | None = None
     typical_p: float = 1.0
     top_n_sigma: float = 0.0
     xtc_probability: float = 0.0
@@ -286,6 +289,11 @@ def _check_missing(params: SamplingParams) -> None:
         value: object = getattr(params, name)
         if value is not neutral and value is not None and value != neutral:
             raise UnsupportedError(f"{name} is not supported yet; leave it out")
+
+
+def _check_rules(params: SamplingParams) -> None:
+    if params.logits_rules is not None:
+        read_rules(params.logits_rules)
 
 
 def _check_seed(params: SamplingParams) -> None:
@@ -457,6 +465,7 @@ _CHECKS: tuple[Callable[[SamplingParams], None], ...] = (
     _flag("spaces_between_special_tokens"),
     _flag("include_stop_str_in_output"),
     _check_missing,
+    _check_rules,
     _check_seed,
     _check_min_tokens,
     _check_stop,

@@ -93,9 +93,9 @@ class InputLimits:
                 f"stop may have {_MOST_STOPS} texts of {_LONGEST_STOP} characters together, got {len(stop)} texts",
                 "stop",
             )
-        self._check_ids(params.stop_token_ids or (), "stop_token_ids")
-        self._check_ids(params.allowed_token_ids or (), "allowed_token_ids")
-        self._check_ids(params.logit_bias or (), "logit_bias")
+        self.check_ids(params.stop_token_ids or (), "stop_token_ids")
+        self.check_ids(params.allowed_token_ids or (), "allowed_token_ids")
+        self.check_ids(params.logit_bias or (), "logit_bias")
 
     def check_drawable(self, sampling: Sampling, stopping: Stopping) -> None:
         """Before `min_tokens` are reached no stop token may be drawn: something else must be left to draw.
@@ -126,7 +126,12 @@ class InputLimits:
                 f"{name} must be at most {self.most_logprobs} (--max-logprobs), got {wanted}", name
             )
 
-    def _check_ids(self, ids: Iterable[int], name: str) -> None:
+    def check_ids(self, ids: Iterable[int], name: str) -> None:
+        """Refuse ids that are none of the vocabulary's, or too many.
+
+        Raises:
+            InvalidRequestError: names the first.
+        """
         count = 0
         for token_id in ids:
             count += 1

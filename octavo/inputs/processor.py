@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.flow.beam_search_params import BeamSearchParams
+from octavo.flow.logits_rules import NEVER, LogitsRule, Pattern, WrittenRule, read_rules
 from octavo.flow.request import GenerationRequest, Repetition, Sampling, Shaping, Stopping
 from octavo.flow.sampling_params import RepetitionDetectionParams, SamplingParams, defaults_from, end_ids
 from octavo.inputs.limits import InputLimits
@@ -186,7 +187,41 @@ class InputProcessor:
             allowed_token_ids=tuple(sorted(set(params.allowed_token_ids or ()))),
             bad_words=tuple(sorted(word for word in words if len(word) > 1)),
             shaping=self._shaping(params),
+            rules=tuple(map(self._rule, read_rules(params.logits_rules or ()))),
         )
+
+    def _rule(self, rule: WrittenRule) -> LogitsRule:
+        """A rule with its texts as tokens, as the tokenizer cuts them by themselves and behind a space."""
+        tokens = [ids for pattern in rule.tokens for ids in self._forms(pattern)]
+        single = sorted({ids[0] for ids in tokens if len(ids) == 1})
+        for pattern in rule.tokens:
+            if all(len(ids) > 1 for ids in self._forms(pattern)):
+                raise InvalidRequestError(
+                    f"logits_rules: {str(pattern)[:64]!r} is several tokens; an action is about single ones",
+                    "logits_rules",
+                )
+        self.limits.check_ids(single, "logits_rules")
+        values = {"bias": rule.value, "ban": NEVER}
+        return LogitsRule(
+            from_step=rule.from_step,
+            until_step=rule.until_step,
+            after=self._all_forms(rule.after),
+            seen=self._all_forms(rule.seen),
+            not_seen=self._all_forms(rule.not_seen),
+            bias=tuple((token, values[rule.kind]) for token in single) if rule.kind in values else (),
+            allow=tuple(single) if rule.kind == "allow" else (),
+        )
+
+    def _all_forms(self, patterns: Sequence[Pattern]) -> tuple[tuple[int, ...], ...]:
+        return tuple(ids for pattern in patterns for ids in self._forms(pattern))
+
+    def _forms(self, pattern: Pattern) -> list[tuple[int, ...]]:
+        if not isinstance(pattern, str):
+            return [pattern]
+        if self.tokenizer is None:
+            raise InvalidRequestError("logits_rules: texts need a tokenizer; use token ids", "logits_rules")
+        found = [tuple(self.tokenize(form, add_special_tokens=False)) for form in (pattern, " " + pattern.lstrip())]
+        return [ids for ids in dict.fromkeys(found) if ids]
 
     def _shaping(self, params: SamplingParams) -> Shaping:
         breakers: set[int] = set()

@@ -62,6 +62,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     repetition_detection: JsonObject | None = None
+    logits_rules: list[JsonObject] | None = None
     prompt_logprobs: int | None = None
     add_special_tokens: bool | None = None
     echo: bool | None = None

@@ -23,6 +23,7 @@ _NOT_WITH_BEAMS: dict[str, object] = {
     "allowed_token_ids": None,
     "bad_words": None,
     "dry_multiplier": 0.0,
+    "logits_rules": None,
 }
 
 
