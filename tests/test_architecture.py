@@ -17,7 +17,7 @@ FLOORS = (
     {"ops"},
     {"kernels", "quantization", "cache", "text"},
     {"model"},
-    {"inputs", "scheduling", "execution", "outputs"},
+    {"inputs", "scheduling", "execution", "outputs", "compression"},
     {"engine"},
     {"api", "serving"},
     {"cli"},

@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("octavo.cli.replay", "give an answer again from its receipt, and tell whether it is the same"),
     "bench": ("octavo.cli.bench", "measure throughput and latency, here or of a running server"),
     "plan": ("octavo.cli.plan", "show what a model takes before it is loaded, what fits, and which flag gives what"),
+    "quantize": ("octavo.cli.quantize", "round a model to fewer bits and write a checkpoint; says what that costs"),
     "key": ("octavo.cli.key", "make an API key with limits for a server"),
     "inspect": ("octavo.cli.inspect", "show what a model is and what Octavo would do with it, and why"),
 }

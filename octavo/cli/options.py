@@ -39,6 +39,10 @@ class _Formatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=40, width=120)
 
 
+class WideFormatter(_Formatter, argparse.RawDescriptionHelpFormatter):
+    """The same, for commands that explain more: description and epilogue stay as they are written."""
+
+
 def read_config(arguments: argparse.Namespace, **more: object) -> EngineConfig:
     """The configuration that the command line asks for. Notes on flags without effect go to standard error."""
     named, flagged = arguments.model_argument, getattr(arguments, "model", None)

@@ -88,7 +88,7 @@ def assemble(spec: DecoderSpec, take: Take[V]) -> DecoderWeights[V]:
         positions=take.matrix("", "positions", [("positions", rows)], hidden) if rows is not None else None,
         embed_norm=_norm(embedding.norm, take, "", "embed_norm", hidden),
         project_in=take.matrix("", "project_in", [("project_in", hidden)], width) if embedding.project else None,
-        layers=tuple(_layer(layer, take, f"layers.{i}.", hidden) for i, layer in enumerate(spec.layers)),
+        layers=tuple(assemble_layer(layer, take, i, hidden) for i, layer in enumerate(spec.layers)),
         final_norm=_norm(spec.final_norm, take, "", "final_norm", hidden),
         project_out=take.matrix("", "project_out", [("project_out", width)], hidden) if head.project else None,
         head=embed if head.tied else take.matrix("", "head", [("head", vocab)], head_width),
@@ -96,7 +96,9 @@ def assemble(spec: DecoderSpec, take: Take[V]) -> DecoderWeights[V]:
     )
 
 
-def _layer(spec: LayerSpec, take: Take[V], place: str, hidden: int) -> LayerWeights[V]:
+def assemble_layer(spec: LayerSpec, take: Take[V], index: int, hidden: int) -> LayerWeights[V]:
+    """The weights of layer `index`, asked from `take`."""
+    place = f"layers.{index}."
     last = len(spec.blocks) - 1
     blocks: list[BlockWeights[V]] = []
     for b, block in enumerate(spec.blocks):

@@ -106,10 +106,9 @@ class Decoder(Generic[V]):
     def logits(self, ops: Ops[A, V, I], step: StepHandles[I]) -> A:
         """Logits of the sampled rows, [R, vocab]."""
         spec, weights = self.spec, self._weights
-        x = self._embed(ops, step)
-        for index, (layer, layer_weights) in enumerate(zip(spec.layers, weights.layers, strict=True)):
-            for block, block_weights in zip(layer.blocks, layer_weights.blocks, strict=True):
-                x = self._block(ops, block, block_weights, x, step, index)
+        x = self.embed(ops, step)
+        for index in range(len(spec.layers)):
+            x = self.layer(ops, step, x, index)
         x = ops.select_rows(x, step.sampled_rows)
         x = normalize(ops, spec.final_norm, weights.final_norm, x)
         if weights.project_out is not None:
@@ -121,7 +120,14 @@ class Decoder(Generic[V]):
             logits = ops.softcap(logits, spec.head.softcap)
         return logits
 
-    def _embed(self, ops: Ops[A, V, I], step: StepHandles[I]) -> A:
+    def layer(self, ops: Ops[A, V, I], step: StepHandles[I], x: A, index: int) -> A:
+        """One layer, [T, hidden] -> [T, hidden]."""
+        blocks, weights = self.spec.layers[index].blocks, self._weights.layers[index].blocks
+        for block, block_weights in zip(blocks, weights, strict=True):
+            x = self._block(ops, block, block_weights, x, step, index)
+        return x
+
+    def embed(self, ops: Ops[A, V, I], step: StepHandles[I]) -> A:
         """Token (and position) embedding, [T, hidden]."""
         embedding, weights = self.spec.embedding, self._weights
         x = ops.embed(step.token_ids, weights.embed)

@@ -1,5 +1,6 @@
 """Text to token ids and back: the protocol, and its implementation over the `tokenizers` library."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,6 +118,10 @@ class LibraryTokenizer:
     def id_of(self, token: str) -> int | None:
         """Id of a token in the vocabulary's spelling."""
         return self._backend.token_to_id(token)
+
+    def serialized(self) -> dict[str, Any]:
+        """The whole tokenizer as a tokenizer.json holds it."""
+        return cast(dict[str, Any], json.loads(self._backend.to_str()))
 
     def longest_token(self) -> int:
         """No token stands for more characters of text than this. Reads the whole vocabulary, once."""

@@ -46,6 +46,9 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     if name == "key":
         assert "usage: octavo key add FILE --name NAME [options]" in shown
         assert "--tokens-per-minute" in shown
+    elif name == "quantize":
+        assert "usage: octavo quantize [MODEL] [options]" in shown
+        assert all(word in shown for word in ("--group-size", "arXiv:2210.17323", "examples"))
     else:
         assert f"usage: octavo {name} [MODEL] [options]" in shown
         assert "--max-model-len" in shown
@@ -87,6 +90,10 @@ def test_errors_become_one_line_and_a_code(error: BaseException, code: int, caps
         (("bench", "--requests", "0"), 2, "at least 1"),
         (("bench", "--url", "http://127.0.0.1:9"), 1, "cannot reach"),
         (("inspect", "--config", "/no/such.yaml"), 2, "/no/such.yaml"),
+        (("quantize",), 2, "which model?"),
+        (("quantize", "m", "--method", "awq"), 2, "--output is missing"),
+        (("quantize", "m", "--method", "avq", "--output", "x"), 2, "invalid choice: 'avq'"),
+        (("quantize", "/no/such/model", "--method", "fp8", "--output", "/no/such"), 1, "/no/such/model"),
     ],
 )
 def test_mistakes(words: tuple[str, ...], code: int, message: str) -> None:
