@@ -131,7 +131,7 @@ def _read(llm: "LLM", windows: list[list[int]]) -> tuple[list[float], list[int]]
         for token, step in zip(window[1:], (output.prompt_logprobs or [])[1:], strict=True):
             assert step is not None, "every token but the first has one"
             logprobs.append(step[token].logprob)
-            likeliest.append(-max((entry.logprob, -id) for id, entry in step.items() if entry is not None)[1])
+            likeliest.append(-max((entry.logprob, -id) for id, entry in step.items())[1])
     return logprobs, likeliest
 
 

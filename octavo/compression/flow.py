@@ -109,8 +109,8 @@ class _Flow:
     def _norm(self, maker: Call, width: int) -> Giver | None:
         if maker.op not in _NORMS or not maker.names:
             return None
-        bias = maker.names[1] if len(maker.names) > 1 else ""
-        return Giver("norm", maker.names[0], 0, width, np.arange(width), bias)
+        gain, *rest = maker.names
+        return Giver("norm", gain, 0, width, np.arange(width), rest[0] if rest else "")
 
     def _values(self, maker: Call) -> Giver | None:
         """Attention is linear in the values; heads that share a key and value head share its factors."""
@@ -125,7 +125,7 @@ class _Flow:
             return None
         every = np.arange(spec.heads * spec.head_dim)
         head, dim = every // spec.head_dim, every % spec.head_dim
-        channels = head // (spec.heads // spec.kv_heads) * spec.head_dim + dim
+        channels: NDArray[np.intp] = head // (spec.heads // spec.kv_heads) * spec.head_dim + dim
         first = (spec.heads + spec.kv_heads) * spec.head_dim
         return Giver("values", product.names[0], first, spec.kv_heads * spec.head_dim, channels)
 

@@ -147,8 +147,7 @@ def _fifths(codes: Bytes) -> Bytes:
 
 
 def _q8_0(values: Floats, weights: Floats) -> Bytes:
-    largest: Floats = np.abs(values).max(axis=1).astype(np.float32)
-    stored, d = _halves(largest / np.float32(127))
+    stored, d = _halves(np.asarray(np.abs(values).max(axis=1) / np.float32(127), np.float32))
     return np.concatenate([stored, _codes(values, d, -127, 127).astype(np.int8).view(np.uint8)], axis=1)
 
 
