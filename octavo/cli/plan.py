@@ -14,6 +14,7 @@ from octavo.config.sizing import (
     Setup,
     Wish,
     alternatives,
+    least,
     measure,
     refusal,
 )
@@ -81,6 +82,7 @@ class Plan:
     fit: Fit
     rows: tuple[Row, ...]
     alternatives: tuple[Alternative, ...]
+    least: Alternative | None  # the smallest there is; None: as it is fits
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -155,6 +157,7 @@ def make_plan(config: EngineConfig, concurrency: int, memory: int | None) -> Pla
         fit=fit,
         rows=tuple(_rows(footprint, request)),
         alternatives=tuple(alternatives(footprint, request, files)) if fit.problem else (),
+        least=least(footprint, request, files) if fit.problem else None,
     )
 
 
@@ -223,9 +226,10 @@ def describe(plan: Plan) -> Iterator[str]:
         ],
     )
     yield from _section(f"KV cache in {setup.cache_types}", _cache_lines(plan))
-    yield from _section("which flag gives what", list(_flag_lines(plan.rows)))
+    if not all(row.problem for row in plan.rows):  # a table of what does not fit would help nobody
+        yield from _section("which flag gives what", list(_flag_lines(plan.rows)))
     if fit.problem:
-        yield f"does not fit: {refusal(fit.problem, plan.alternatives)}"
+        yield f"does not fit: {refusal(fit.problem, plan.alternatives, plan.least)}"
     else:
         most = min(fit.sequences, setup.max_num_seqs)
         yield (

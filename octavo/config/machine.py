@@ -10,7 +10,8 @@ class Machine:
     """A reading of the host.
 
     `cpus` are the CPU numbers this process may run on, `cores` one of them for each physical core, `cpu_quota` the
-    CPUs' worth of time a container grants (None: unlimited). Memory is in bytes, container limits applied.
+    CPUs' worth of time a container grants (None: unlimited), `nodes` the CPUs beside each part of the memory (NUMA).
+    Memory is in bytes, container limits applied.
     """
 
     cpus: tuple[int, ...]
@@ -18,6 +19,7 @@ class Machine:
     cpu_quota: float | None
     memory_total: int
     memory_available: int
+    nodes: tuple[tuple[int, ...], ...] = ()
 
 
 def read_machine(root: Path = Path("/")) -> Machine:
@@ -30,6 +32,7 @@ def read_machine(root: Path = Path("/")) -> Machine:
         cpu_quota=_cpu_quota(root),
         memory_total=total,
         memory_available=available,
+        nodes=_nodes(root, cpus),
     )
 
 
@@ -46,6 +49,26 @@ def _one_per_core(root: Path, cpus: tuple[int, ...]) -> tuple[int, ...]:
         siblings = _read(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").strip()
         first.setdefault(siblings or str(cpu), cpu)
     return tuple(first.values())
+
+
+def _nodes(root: Path, cpus: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """The allowed CPUs of each node that has any, in the order of the nodes' numbers."""
+    folder = root / "sys/devices/system/node"
+    nodes: dict[int, tuple[int, ...]] = {}
+    for path in folder.glob("node[0-9]*/cpulist"):
+        members = _cpu_list(_read(path))
+        nodes[int(path.parent.name[4:])] = tuple(cpu for cpu in cpus if cpu in members)
+    return tuple(nodes[number] for number in sorted(nodes) if nodes[number])
+
+
+def _cpu_list(text: str) -> set[int]:
+    """The numbers of "0-3,8"."""
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and (last or first).isdecimal():
+            found.update(range(int(first), int(last or first) + 1))
+    return found
 
 
 def _cpu_quota(root: Path) -> float | None:

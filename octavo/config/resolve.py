@@ -55,6 +55,7 @@ class ResolvedModel:
     backend: Choice[str]
     isa: Choice[str]
     threads: Choice[int]
+    memory_nodes: Choice[int]
     weights: Choice[str]
     quantization: Choice[str]
     linear_compute: Choice[str]
@@ -131,6 +132,7 @@ def resolve_model(
         backend=backend,
         isa=isa,
         threads=threads,
+        memory_nodes=_memory_nodes(machine),
         weights=weights,
         quantization=quantization,
         linear_compute=Choice(
@@ -285,14 +287,36 @@ def _asked_or_default(asked: T, default: T, reason: str) -> Choice[T]:
 
 
 def _threads(config: EngineConfig, machine: Machine, environment: Environment) -> Choice[int]:
-    if config.execution.threads is not None:
-        return Choice(config.execution.threads, _ASKED)
-    if environment.threads is not None:
-        return Choice(environment.threads, "OCTAVO_THREADS")
-    cores = len(machine.cores)
-    if machine.cpu_quota is not None and machine.cpu_quota < cores:
-        return Choice(max(1, int(machine.cpu_quota)), f"the container grants {machine.cpu_quota:g} CPUs' worth of time")
+    """One for each core, but no more than the container's time suffices for: rounded down, because a thread that is
+    stopped for the rest of a period keeps all others waiting."""
+    cores, quota = len(machine.cores), machine.cpu_quota
+    for asked, reason in ((config.execution.threads, _ASKED), (environment.threads, "OCTAVO_THREADS")):
+        if asked is not None:
+            return Choice(asked, f"{reason}{_too_many(asked, machine)}")
+    if quota is not None and quota < cores:
+        return Choice(max(1, int(quota)), f"the container grants {quota:g} CPUs' worth of time")
     return Choice(cores, f"one for each of the {cores} cores this process may use")
+
+
+def _too_many(threads: int, machine: Machine) -> str:
+    """What is wrong with so many threads on a machine, to follow a reason; "": nothing."""
+    quota, cores, cpus = machine.cpu_quota, len(machine.cores), len(machine.cpus)
+    if quota is not None and threads > quota:
+        return f", but the container grants {quota:g} CPUs' worth of time: they will be stopped and wait for each other"
+    if threads > cpus:
+        return f", but only {cpus} CPUs may be used: they will wait for each other"
+    return f"; two threads of one core share its arithmetic; cores there are: {cores}" if threads > cores else ""
+
+
+def _memory_nodes(machine: Machine) -> Choice[int]:
+    """Where memory lies. Threads are not pinned, and who first writes a page decides its node: the team packs weights
+    and writes the cache together, so both are spread over the nodes that it runs on."""
+    count = max(1, len(machine.nodes))
+    if count == 1:
+        return Choice(1, "all memory is equally near to all cores this process may use")
+    sizes = ", ".join(f"{len(node)} CPUs" for node in machine.nodes)
+    advice = "one server a node, under numactl --cpunodebind=N --membind=N, reads no memory of another"
+    return Choice(count, f"{sizes}: weights are spread over the nodes by the threads that pack them; {advice}")
 
 
 def _backend(config: EngineConfig, environment: Environment, isas: tuple[str, ...]) -> tuple[Choice[str], Choice[str]]:
@@ -302,7 +326,8 @@ def _backend(config: EngineConfig, environment: Environment, isas: tuple[str, ..
     backend = Choice("native", _ASKED if config.execution.backend == "native" else "the CPU's kernels")
     if asked not in (None, "auto"):
         if asked not in isas:
-            raise ConfigError(f"isa {asked}: this machine and build run {', '.join(isas) or 'none'}")
+            usable = ", ".join(isas) or "none"
+            raise ConfigError(f"isa {asked}: this machine and build run {usable}; leave it out, or choose one of these")
         return backend, Choice(asked, _ASKED if config.execution.isa != "auto" else "OCTAVO_ISA")
     if not isas:
         raise ConfigError("the native libraries are missing from this installation: install Octavo again, see README")

@@ -399,10 +399,30 @@ def _two_changes(footprint: Footprint, request: Request) -> Iterator[Alternative
             yield Alternative(f"{flags} --max-model-len {length}", f"instead of {setup.max_model_len} tokens")
 
 
-def refusal(problem: str, found: Sequence[Alternative]) -> str:
-    """The text of an error: what does not fit, and flags to copy."""
+def least(footprint: Footprint, request: Request, files: Sequence[tuple[str, Footprint]] = ()) -> Alternative:
+    """The smallest that can be made of the model: what it takes, for a machine in whose memory nothing fits."""
+    setup, found = request.setup, list[tuple[int, str]]()
+    length = min(setup.max_model_len, -(-_LEAST_LENGTH // setup.block_size) * setup.block_size)
+    seqs = request.sequences
+    tokens = max(seqs, setup.block_size) if setup.chunked else max(seqs, length)
+    for flags, model in (("", footprint), *files):
+        types = [*_smaller_types(model, setup), setup.cache_types.dtype]
+        dtype = min(types, key=lambda name: model.page_bytes(setup.with_cache(name)))
+        small = replace(setup.with_cache(dtype), max_model_len=length, max_num_seqs=seqs, max_num_batched_tokens=tokens)
+        cache = -(-seqs * model.sequence_blocks(small) * model.page_bytes(small) // _MIB)
+        needed = model.weight_bytes + model.buffer_bytes(small) + cache * _MIB + request.reserved
+        chosen = [flags, f"--max-model-len {length} --max-num-seqs {seqs} --max-num-batched-tokens {tokens}"]
+        chosen += [f"--kv-cache-dtype {dtype}"] if dtype != setup.cache_types.dtype else []
+        found.append((needed, " ".join([*filter(None, chosen), f"--kv-cache-size {cache}MiB"])))
+    needed, text = min(found)
+    return Alternative(text, f"takes {format_size(needed)}")
+
+
+def refusal(problem: str, found: Sequence[Alternative], smallest: Alternative | None = None) -> str:
+    """The text of an error: what does not fit, and flags to copy; with none, what the smallest would take."""
     if not found:
-        return f"{problem}\nnothing smaller fits either: free memory, or take a smaller model or format"
+        would = "" if smallest is None else f"; the least of it {smallest.effect}:\n  {smallest.flags}"
+        return f"{problem}\nnothing smaller fits either: free memory, or take a smaller model or format{would}"
     width = max(len(alternative.flags) for alternative in found)
     lines = [f"  {alternative.flags:{width}}  {alternative.effect}" for alternative in found]
     return "\n".join([problem, "what fits:", *lines])

@@ -165,7 +165,12 @@ def resolve_for(config: EngineConfig, source: ModelSource, machine: Machine) -> 
         method=source.method,
     )
     isas = () if config.execution.backend == "torch" else supported_isas()
-    return resolve_model(config, facts, machine, read_environment(), isas)
+    environment = read_environment()
+    model = resolve_model(config, facts, machine, environment, isas)
+    # What is used after loading only is looked at now: nobody waits for weights to be told of a wrong flag.
+    read_weights(config.scheduling.tenant_weights)
+    resolve_tiers(config, environment, model.backend.value)
+    return model
 
 
 def _load(config: EngineConfig, source: ModelSource, backend: Backend, model: ResolvedModel) -> LoadedModel[Any]:

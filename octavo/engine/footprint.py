@@ -19,7 +19,7 @@ from octavo.config.engine import EngineConfig
 from octavo.config.environment import read_environment
 from octavo.config.quantization import FORMAT_OF_DTYPE, FORMAT_OF_SCHEME, choose_quantization
 from octavo.config.resolve import Choice, ResolvedModel, sizing_request
-from octavo.config.sizing import Fit, Footprint, Setup, alternatives, measure, refusal
+from octavo.config.sizing import Fit, Footprint, Setup, alternatives, least, measure, refusal
 from octavo.engine.backends import cache_layer_bytes
 from octavo.errors import ConfigError, OctavoError
 from octavo.execution.memory import sequence_blocks
@@ -222,8 +222,9 @@ def require_fit(config: EngineConfig, source: ModelSource, model: ResolvedModel,
     request = sizing_request(config, model, read_environment(), available)
     fit = measure(footprint, request)
     if fit.problem:
-        found = alternatives(footprint, request, smaller_files(source, config, model))
-        raise ConfigError(refusal(fit.problem, found))
+        files = smaller_files(source, config, model)
+        found = alternatives(footprint, request, files)
+        raise ConfigError(refusal(fit.problem, found, least(footprint, request, files)))
     return fit
 
 

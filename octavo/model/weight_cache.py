@@ -199,13 +199,21 @@ class CacheWriter:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if self._path.stat().st_ino != os.fstat(self._descriptor).st_ino:
                 raise OSError("another process has just written it")  # between open and lock
-            # Space is taken now: writing to a mapping of a full disk would end the process.
-            os.posix_fallocate(self._descriptor, 0, self._start + data_bytes)
-            mapping = mmap.mmap(self._descriptor, self._start + data_bytes)
+            mapping = self._room(self._start + data_bytes)
         except OSError:
             os.close(self._descriptor)
             raise
         self._bytes: Bytes = np.frombuffer(mapping, np.uint8)
+
+    def _room(self, size: int) -> mmap.mmap:
+        """The file's memory; nothing is left of the file when there is no space for it."""
+        try:
+            # Space is taken now: writing to a mapping of a full disk would end the process.
+            os.posix_fallocate(self._descriptor, 0, size)
+            return mmap.mmap(self._descriptor, size)
+        except OSError:
+            self._path.unlink(missing_ok=True)
+            raise
 
     def region(self, name: str, index: int) -> Bytes:
         """The memory of segment `index` of matrix `name`, 64-byte aligned."""
@@ -221,6 +229,9 @@ class CacheWriter:
             os.pwrite(self._descriptor, sums.tobytes(), self._start + self._data_bytes)
             os.fsync(self._descriptor)
             self._path.replace(self._target)
+        except OSError:
+            self._path.unlink(missing_ok=True)  # the space is wanted, and the mapping in use would keep it locked
+            raise
         finally:
             os.close(self._descriptor)
 

@@ -158,6 +158,34 @@ def test_what_does_not_fit_ends_with_1_and_flags_to_copy(
     assert plan["alternatives"][0]["flags"] == "--kv-cache-size 1MiB"
 
 
+def test_where_nothing_fits_the_least_is_told_and_no_table(
+    models: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", models["llama"], "--memory", "20KiB"]) == 1
+    shown = capsys.readouterr().out
+    assert "which flag gives what" not in shown
+    assert "the least of it takes " in shown
+    assert "--max-model-len 64" in shown
+    assert "--quantization int" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--scheduling-policy", "fair", "--tenant-weights", "ann"], "TENANT=WEIGHT"),
+        (["--kv-disk-path", "/tmp/x"], "kv_disk_path needs kv_disk"),
+    ],
+)
+def test_what_serve_refuses_plan_refuses_as_serve_does_before_loading(
+    models: dict[str, str], words: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    assert main(["plan", models["llama"], *words]) == 2
+    assert message in capsys.readouterr().err
+    monkeypatch.setattr(build, "open_backend", None)
+    assert main(["inspect", models["llama"], *words]) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["--concurrency", "0"], ["--concurrency", "x"], ["--memory", "much"]])
 def test_wrong_numbers_are_refused(
     models: dict[str, str], words: list[str], capsys: pytest.CaptureFixture[str]

@@ -63,8 +63,42 @@ def test_limits_of_a_container_v1(tmp_path: Path) -> None:
             },
         )
     )
+    assert machine.cpu_quota == 2.0
     assert machine.memory_total == 2 * GIB
     assert machine.memory_available == 3 * GIB // 2
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"sys/fs/cgroup/cpu.max": "50000 100000\n"}, 0.5),  # a namespace: the group is its own root
+        ({"sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
+        ({"sys/fs/cgroup/cpu.max": "300000\n"}, 3.0),
+        ({"sys/fs/cgroup/cpu.max": "nonsense\n"}, None),
+        ({"sys/fs/cgroup/cpu.max": "100000 0\n"}, None),
+        (
+            {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"},
+            None,
+        ),
+    ],
+)
+def test_quotas(tmp_path: Path, files: dict[str, str], quota: float | None) -> None:
+    groups = "0::/\n2:cpu,cpuacct:/docker/4711\n"
+    assert read_machine(write(tmp_path, {"proc/self/cgroup": groups, **files})).cpu_quota == quota
+
+
+def test_a_cpuset_and_its_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {1, 2, 9, 33}, raising=False)
+    lists = {"node0": "0-7,32-39\n", "node1": "8-15\n", "node2": "16-31\n", "node10": "\n"}
+    files = {f"sys/devices/system/node/{name}/cpulist": text for name, text in lists.items()}
+    files |= {
+        f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list": text
+        for cpu, text in ((1, "1,33\n"), (33, "1,33\n"), (2, "2,34\n"), (9, "9,41\n"))
+    }
+    machine = read_machine(write(tmp_path, files))
+    assert machine.cpus == (1, 2, 9, 33)
+    assert machine.cores == (1, 2, 9)
+    assert machine.nodes == ((1, 2, 33), (9,))
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,41 @@ def test_threads_follow_cores_then_quota_then_wishes() -> None:
     assert resolve_model(config, FACTS, MACHINE, replace(ENVIRONMENT, threads=3), ("scalar",)).threads.value == 3
 
 
+@pytest.mark.parametrize(
+    ("asked", "quota", "words"),
+    [
+        (None, 1.99, "grants 1.99 CPUs"),
+        (8, None, "only 4 CPUs may be used"),
+        (4, None, "cores there are: 2"),
+        (2, 1.5, "grants 1.5 CPUs' worth of time: they will be stopped"),
+        (2, None, ""),
+    ],
+)
+def test_threads_that_would_wait_for_each_other_are_told(asked: int | None, quota: float | None, words: str) -> None:
+    threads = resolve(replace(MACHINE, cpu_quota=quota), threads=asked).threads
+    assert threads.value == (asked or 1)
+    assert words in threads.reason
+    assert words or threads.reason == "asked for"
+
+
+def test_two_threads_of_a_core_are_told() -> None:
+    machine = replace(MACHINE, cores=MACHINE.cores[:1])
+    assert resolve(machine).threads.value == 1
+    assert "cores there are: 1" in resolve(machine, threads=2).threads.reason
+
+
+def test_where_memory_lies_is_told() -> None:
+    assert resolve().memory_nodes.value == 1
+    nodes = resolve(replace(MACHINE, nodes=((0,), (1,)))).memory_nodes
+    assert nodes.value == 2
+    assert "numactl" in nodes.reason
+
+
 def test_instruction_set() -> None:
     assert resolve().isa.value == "avx2"
     assert resolve(isa="scalar").isa.value == "scalar"
     assert resolve(backend="torch").backend.value == "torch"
-    with pytest.raises(ConfigError, match="avx512"):
+    with pytest.raises(ConfigError, match="isa avx512: this machine and build run avx2, scalar; leave it out"):
         resolve(isa="avx512")
     with pytest.raises(ConfigError, match="native libraries"):
         resolve_model(EngineConfig(), FACTS, MACHINE, ENVIRONMENT, ())

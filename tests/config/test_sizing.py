@@ -20,6 +20,7 @@ from octavo.config.sizing import (
     Setup,
     Wish,
     alternatives,
+    least,
     measure,
     read_wish,
     refusal,
@@ -265,6 +266,24 @@ def test_where_nothing_fits_that_is_said() -> None:
     asked = request(100 * MIB)
     assert alternatives(FOOTPRINT, asked) == []
     assert "nothing smaller fits" in refusal(measure(FOOTPRINT, asked).problem, [])
+
+
+def test_the_least_that_would_do_is_told_and_does() -> None:
+    asked = request(100 * MIB)
+    files = [("--quantization int8", FakeFootprint(weight_bytes=FOOTPRINT.weight_bytes // 2))]
+    smallest = least(FOOTPRINT, asked, files)
+    assert smallest.flags.startswith("--quantization int8 --max-model-len 64 --max-num-seqs 1 ")
+    text = refusal(measure(FOOTPRINT, asked).problem, [], smallest)
+    assert smallest.flags in text
+    assert smallest.effect in text
+    size = int(smallest.flags.rpartition(" ")[2].removesuffix("MiB")) * MIB
+    tokens = int(smallest.flags.split("--max-num-batched-tokens ")[1].split()[0])
+    setup = replace(SETUP, max_model_len=64, max_num_seqs=1, max_num_batched_tokens=tokens)
+    if "--kv-cache-dtype " in smallest.flags:
+        setup = setup.with_cache(smallest.flags.split("--kv-cache-dtype ")[1].split()[0])
+    needed = files[0][1].weight_bytes + files[0][1].buffer_bytes(setup) + size
+    assert not measure(files[0][1], request(needed + 1, setup, kv_cache_size=str(size))).problem
+    assert measure(files[0][1], request(needed - MIB, setup, kv_cache_size=str(size))).problem
 
 
 @given(

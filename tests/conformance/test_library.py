@@ -1,6 +1,8 @@
 """Finding and typing the native library, its thread team, and the packer: wrong things are refused in clear words."""
 
 import shutil
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -166,3 +168,33 @@ def test_choices_name_the_kernels_and_why(packer):
     assert [choice.what for choice in formats] == ["weights in q8_0", "weights in bf16"]
     assert "75%" in formats[0].reason
     assert "asked for" in kernel_choices(library(BEST), weights, forced=True)[0].reason
+
+
+def _helpers():
+    """(state, CPU ticks) of this process's native threads, by id."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        name, _, rest = (task / "stat").read_text().rpartition(") ")
+        if name.endswith("(octavo"):
+            fields = rest.split()
+            found[task.name] = (fields[0], int(fields[11]) + int(fields[12]))
+    return found
+
+
+def test_a_team_without_work_sleeps():
+    """Once a job is done its threads stop spinning and use no time at all: what a server does without requests."""
+    native = library(BEST)
+    before = set(_helpers())
+    made = ThreadTeam(native, 3)
+    data = np.ones(1 << 22, np.uint8)
+    assert native.call.octavo_read_bytes(made.handle, data.ctypes.data, data.nbytes) == data.nbytes
+    deadline = time.monotonic() + 10
+    while any(state != "S" for thread, (state, _) in _helpers().items() if thread not in before):
+        assert time.monotonic() < deadline, "it goes on spinning"
+    helpers = {thread: ticks for thread, (_, ticks) in _helpers().items() if thread not in before}
+    assert len(helpers) == 2
+    end = time.monotonic() + 0.3
+    while time.monotonic() < end:  # this thread is busy, as a frontend would be
+        assert all(state == "S" for thread, (state, _) in _helpers().items() if thread in helpers)
+    assert {thread: ticks for thread, (_, ticks) in _helpers().items() if thread in helpers} == helpers
+    made.close()

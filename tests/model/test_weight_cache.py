@@ -1,5 +1,6 @@
 """The packed-weight cache: what it gives back, what it refuses, what it removes, and that two processes agree."""
 
+import errno
 import fcntl
 import logging
 import os
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from octavo.errors import CheckpointError
+from octavo.model import weight_cache
 from octavo.model.source import open_model
 from octavo.model.weight_cache import WeightCache
 from octavo.model.weights import load_decoder
@@ -117,6 +121,75 @@ def test_a_damaged_file_is_ignored_counted_and_replaced(name, model, directory):
     assert cache.counts.rejected == 1
     assert str(path) in cache.counts.reasons[0]
     assert load(model, directory)[0].from_cache
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_damage_is_mistaken_for_weights(data, model, directory):
+    """Bytes flipped, cut off or put in anywhere: the file is refused and written anew, or (a flip in the padding behind
+    the header) nothing that is read has changed."""
+    first = load(model, directory)[0]
+    (path,) = files(directory)
+    content = bytearray(path.read_bytes())
+    at = data.draw(st.integers(0, len(content) - 1))
+    match data.draw(st.sampled_from(["flip", "cut", "insert", "zero"])):
+        case "flip":
+            content[at] ^= 1 << data.draw(st.integers(0, 7))
+        case "cut":
+            del content[at : at + data.draw(st.integers(1, 5000))]
+        case "insert":
+            content[at:at] = data.draw(st.binary(min_size=1, max_size=80))
+        case "zero":
+            content[at : at + 4096] = bytes(len(content[at : at + 4096]))
+    replace(path, bytes(content))
+    again, cache, _ = load(model, directory)
+    assert matrices(again) == matrices(first)
+    assert again.from_cache == (cache.counts.rejected == 0)
+    assert load(model, directory)[0].from_cache
+
+
+def test_a_file_of_another_version_is_not_looked_at(model, directory, monkeypatch):
+    load(model, directory)
+    for name in ("_LAYOUT", "ABI_VERSION"):
+        monkeypatch.setattr(weight_cache, name, 10_000)
+        loaded, cache, packed = load(model, directory)
+        assert (loaded.from_cache, cache.counts.misses) == (False, 1)
+        assert packed
+    assert len(files(directory)) == 3
+
+
+@pytest.mark.parametrize("call", ["posix_fallocate", "open", "mkdir"])
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES, errno.EDQUOT])
+def test_a_full_or_read_only_disk_leaves_nothing_behind(call, number, model, directory, monkeypatch):
+    def fail(*arguments, **options):
+        if call == "open" and not arguments[1] & os.O_CREAT:
+            return honest(*arguments, **options)
+        raise OSError(number, os.strerror(number))
+
+    honest = getattr(os, call)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, fail)
+        loaded, cache, packed = load(model, directory)
+    assert packed
+    assert not loaded.from_cache
+    assert os.strerror(number) in cache.counts.reasons[-1]
+    assert not directory.exists() or {path.name for path in directory.iterdir()} <= {"lock"}
+    assert matrices(load(model, directory)[0]) == matrices(loaded)
+
+
+def test_a_disk_that_fills_up_while_it_is_written_is_no_cache_file(model, directory, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        loaded, cache, _ = load(model, directory)
+    assert [path.name for path in directory.iterdir()] == ["lock"]
+    assert "full" in cache.counts.reasons[-1]
+    again = load(model, directory)[0]
+    assert not again.from_cache
+    assert matrices(again) == matrices(loaded)
+    assert not list(directory.glob("*.partial"))
 
 
 def test_a_file_of_another_model_or_writable_by_others_is_refused(model, directory, tmp_path):
