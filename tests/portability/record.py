@@ -30,10 +30,10 @@ from octavo.kernels.cpu.structs import (
     Opcode,
     format_code,
 )
-from octavo.ops.conformance import FORMATS, cases, numbers, stored
-from octavo.ops.conformance_mixers import mixer_cases
+from octavo.ops.conformance import FORMATS, numbers, stored
 from octavo.ops.weight import PackedWeight
 from tests.conformance.devices import NativeDevice, library, team
+from tests.conformance.test_ops import CASES
 from tests.conformance.test_program import inputs_of
 from tests.conformance.tiny import SPECS, native_runner, slot_table
 
@@ -249,7 +249,7 @@ def record(path, only=""):
 
 def _everything():
     """(name, tolerance, what runs it)"""
-    for case in [*cases(), *mixer_cases()]:
+    for case in CASES:
         if case.op != "all_reduce":
             yield str(case), case.tolerance, lambda case=case: _run_case(case)
     for format in FORMATS:
