@@ -5,7 +5,7 @@
 Both get the same queries, keys and values of one layer: a prompt of so many tokens, causal; then one more token of each
 of 16 sequences with contexts of that length. PyTorch keeps keys and values of all query heads in one tensor a layer, as
 plain multi-head attention does; Octavo keeps what there is, in blocks of 16 tokens. Memory is what is kept of keys and
-values and the most that a run takes beside it, each in a process of its own. Times are the median of interleaved runs.
+values and the most that a run takes beside it, each in a process of its own. Times are medians of interleaved runs.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from octavo.kernels.cpu.library import load_library
 from octavo.kernels.cpu.team import ThreadTeam
 
 SEQUENCES = 16  # that decode
+_REST = 0.25  # seconds; threads of OpenMP spin for a while after their work, and would take the core away
 
 
 @dataclass(frozen=True)
@@ -115,16 +116,21 @@ def memory(name: str, setting: Setting) -> int:
     return taken
 
 
+def _timed(ready: Ready) -> float:
+    start = time.perf_counter()
+    ready.run()
+    return time.perf_counter() - start
+
+
 def times(setting: Setting, rounds: int) -> list[float]:
-    """Median seconds of each contender, by turns."""
+    """Seconds of each contender: the median over rounds, by turns, of the best of four runs."""
     ready = [make(setting) for make in CONTENDERS.values()]
     samples: list[list[float]] = []
     for _ in range(rounds + 2):
         samples.append([])
         for each in ready:
-            start = time.perf_counter()
-            each.run()
-            samples[-1].append(time.perf_counter() - start)
+            time.sleep(_REST)
+            samples[-1].append(min(_timed(each) for _ in range(4)))
     return [statistics.median(column) for column in zip(*samples[2:], strict=True)]
 
 
