@@ -181,11 +181,16 @@ def checkpoint(directory, make, quantization=None, config=SIZES, seed=1, extra=N
     tensors = dict(floats)
     for name, (rows, columns) in shapes(config).items():
         made, values = make(rng, rows, columns)
-        tensors |= {f"{name}.{ending}": array for ending, array in {**made, **(extra or {})}.items()}
+        tensors |= {f"{name}.{ending}": array for ending, array in {**made, **copies(extra)}.items()}
         floats[f"{name}.weight"] = values
     said = {} if quantization is None else {"quantization_config": quantization}
     write(directory, tensors, {**config, **said}, shards)
     return floats
+
+
+def copies(extra):
+    """Arrays of their own, as every tensor of a file must be."""
+    return {ending: array.copy() for ending, array in (extra or {}).items()}
 
 
 def write(directory, tensors, config, shards=1):

@@ -1,13 +1,19 @@
 """Quantized checkpoints load as they are: every value the file's, every format computed with, nothing expanded."""
 
+import json
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from octavo.kernels.cpu.library import load_library
+from octavo.kernels.cpu.packer import NativePacker
+from octavo.kernels.cpu.team import ThreadTeam
 from octavo.model.source import open_model
+from octavo.model.weight_cache import WeightCache
 from octavo.model.weight_plan import plan_load
+from octavo.model.weights import load_decoder
 from octavo.quantization.gguf_blocks import dequantize
 from octavo.quantization.span_rows import in_order
 from tests.families.harness import logits_of
@@ -20,6 +26,7 @@ from tests.model.quantized_files import (
     group_scheme,
     packed,
     plain_int8,
+    shapes,
     write,
 )
 
@@ -135,3 +142,88 @@ def test_every_value_is_the_files_and_every_product_uses_it(name, tmp_path):
     expected = logits_of(tmp_path / "floats", ids, "native")
     actual = logits_of(tmp_path / "quantized", ids, "native")
     np.testing.assert_allclose(actual, expected, atol=2e-5 * np.abs(expected).max())
+
+
+def test_one_model_in_files_of_several_schemes(tmp_path):
+    """Sharded, a tied embedding, a module left unquantized, scales that nobody needs, and a scheme for each module."""
+    kinds = {"q_proj": partial(packed, group=64), "down_proj": plain_int8}
+    names = iter(shapes())
+
+    def make(rng, rows, columns):
+        name = next(names).rpartition(".")[2]
+        return kinds[name](rng, rows, columns) if name in kinds else as_floats(rng, rows, columns)
+
+    said = group_scheme(group=64)
+    said["config_groups"]["group_1"] = {
+        "targets": [r"re:.*down_proj"],
+        "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
+    }
+    config = {**SIZES, "tie_word_embeddings": True}
+    extra = {"k_scale": np.ones(1, np.float32), "input_scale": np.ones(1, np.float32)}
+    floats = checkpoint(tmp_path / "quantized", make, said, config, extra=extra, shards=3)
+    matrices, formats = matrices_of(tmp_path / "quantized")
+    assert formats == {"int4_g64_bf16", "int8_row_bf16", "f32"}
+    for tensor, values in matrices.items():
+        np.testing.assert_array_equal(values, floats[tensor], err_msg=tensor)
+    notes = open_model(tmp_path / "quantized").quantized.notes
+    assert notes == ("7 scales of keys in the file are not needed", "7 scales of inputs in the file are not needed")
+
+
+def as_floats(rng, rows, columns):
+    values = rng.standard_normal((rows, columns)).astype(np.float32)
+    return {"weight": values}, values
+
+
+@pytest.mark.parametrize("name", ["quantize_config.json", "hf_quant_config.json"])
+def test_the_configuration_may_be_in_a_file_of_its_own(name, tmp_path):
+    if name == "quantize_config.json":
+        make, said = partial(gptq, group=64), {"bits": 4, "group_size": 64, "sym": True, "desc_act": False}
+    else:
+        make = partial(float8, scope="scalar")
+        said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    floats = checkpoint(tmp_path, make)
+    (tmp_path / name).write_text(json.dumps(said))
+    matrices, _ = matrices_of(tmp_path)
+    for tensor, values in matrices.items():
+        np.testing.assert_array_equal(values, floats[tensor], err_msg=tensor)
+
+
+@pytest.mark.parametrize("width", [40, 48])
+def test_widths_that_no_kernel_has_are_expanded_and_told(width, tmp_path):
+    config = {**SIZES, "hidden_size": 64, "intermediate_size": width}
+    floats = checkpoint(tmp_path, partial(awq, group=8), {"quant_method": "awq", "group_size": 8}, config)
+    matrices, formats = matrices_of(tmp_path)
+    assert formats == {"f32"}
+    for tensor, values in matrices.items():
+        np.testing.assert_array_equal(values, floats[tensor], err_msg=tensor)
+    assert len(open_model(tmp_path).quantized.notes) == 2
+
+
+def test_the_cache_keeps_orders_and_scales(tmp_path):
+    make, said, _ = CASES["gptq-order-asymmetric"]
+    checkpoint(tmp_path / "model", make, said)
+    library = load_library()
+    team = ThreadTeam(library, 1)
+    packer, cache = NativePacker(library, team), WeightCache(tmp_path / "cache", 1 << 30)
+    source = open_model(tmp_path / "model")
+    first = load_decoder(source, packer, max_positions=16, cache=cache)
+    cache.wait()
+    second = load_decoder(open_model(tmp_path / "model"), packer, max_positions=16, cache=cache)
+    assert (first.from_cache, second.from_cache) == (False, True)
+    for before, after in zip(segments_of(first), segments_of(second), strict=True):
+        assert before.format == after.format
+        np.testing.assert_array_equal(before.data, after.data)
+    quantization = {**said, "checkpoint_format": "gptq_v2"}
+    write_config(tmp_path / "model", {**SIZES, "quantization_config": quantization})
+    assert not load_decoder(open_model(tmp_path / "model"), packer, max_positions=16, cache=cache).from_cache
+    cache.wait()
+    team.close()
+
+
+def segments_of(loaded):
+    bodies = [block.branches[0].body for block in loaded.weights.layers[0].blocks]
+    return [*bodies[0].qkv.segments, *bodies[0].out.segments, *bodies[1].up.segments, *bodies[1].down.segments]
+
+
+def write_config(directory, config):
+    (directory / "config.json").write_text(json.dumps(config))

@@ -3,6 +3,7 @@
 import gguf
 import numpy as np
 import pytest
+import torch
 
 from octavo.errors import CheckpointError
 from octavo.kernels.cpu.packer import NativePacker
@@ -12,6 +13,7 @@ from octavo.quantization.quantize import quantize, target_format
 from tests.conformance.devices import ISAS, library, team
 
 ROWS, COLUMNS = 40, 160
+FP8 = "e4m3_row_f32"
 
 
 def weights(seed=0):
@@ -72,7 +74,31 @@ def test_q4_1_is_nearer_than_rounding_between_the_extremes():
     np.testing.assert_array_equal(ours[[0, 6]], 0.0)  # zeros, and equal numbers
 
 
-@pytest.mark.parametrize("target", ["q8_0", "q4_1"])
+@pytest.mark.parametrize("format", ["f32", "bf16"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_native_code_rounds_to_8_bit_floats_bit_for_bit(isa, format):
+    tensor = stored(weights(), format)
+    native = NativePacker(library(isa), team(isa)).quantize(tensor, FP8)
+    np.testing.assert_array_equal(native.data, quantize(tensor, FP8).data)
+
+
+def test_8_bit_floats_are_torchs():
+    """A row's largest number becomes the format's; the codes are torch's, ties and the smallest included."""
+    values = weights()
+    values[5] = 0.0
+    values[7, :32] = np.arange(32) * 2.0**-10 * 448 / 448  # below the smallest with an exponent, halfway and not
+    values[7, 32] = 448.0
+    rows = quantize(stored(values), FP8).data.reshape(ROWS, COLUMNS + 4)
+    largest = np.abs(values).max(axis=1)
+    scales = np.where(largest > 0, largest / np.float32(448), np.float32(1)).astype(np.float32)
+    np.testing.assert_array_equal(np.ascontiguousarray(rows[:, COLUMNS:]).view(np.float32)[:, 0], scales)
+    expected = torch.from_numpy(values / scales[:, None]).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    np.testing.assert_array_equal(rows[:, :COLUMNS], expected)
+    read = dequantize(FP8, rows.reshape(-1), values.shape)
+    assert np.abs(read - values).max(axis=1).max() <= (largest / 28).max()  # 3 bits of a fraction: 1 / 16 at most
+
+
+@pytest.mark.parametrize("target", ["q8_0", "q4_1", FP8])
 @pytest.mark.parametrize("isa", ISAS)
 def test_what_cannot_be_rounded_is_named(isa, target):
     packer = NativePacker(library(isa), team(isa))
@@ -84,6 +110,8 @@ def test_what_cannot_be_rounded_is_named(isa, target):
         packer.quantize(stored(np.ascontiguousarray(weights()[:, :150])), target)
     with pytest.raises(CheckpointError, match="w: cannot round"):
         packer.quantize(packer.quantize(stored(weights()), "q8_0"), target)
+    if target == FP8:
+        return  # its scales are float32
     huge = weights()
     huge[7, 3], huge[7, 4] = 3e38, -3e38  # no float16 holds the scale: found when the blocks are packed
     with pytest.raises(CheckpointError, match="w: row 7 holds"):
@@ -94,5 +122,6 @@ def test_which_matrix_gets_what():
     assert target_format("int8", "layers.3.mlp.down", 64) == "q8_0"
     assert target_format("int4", "layers.3.mlp.down", 64) == "q4_1"
     assert target_format("int4", "embed", 64) == "q8_0"
+    assert target_format("fp8", "layers.0.mixer.qkv", 96) == FP8
     assert target_format("int4", "head", 64) == "q8_0"
     assert target_format("int4", "layers.0.mixer.qkv", 48) is None

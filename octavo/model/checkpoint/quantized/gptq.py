@@ -114,8 +114,8 @@ class _Tensors:
 
     def _points(self) -> Bytes:
         """[groups, out]."""
-        points = unpack_bits(self.points, self.bits, self.rows).astype(np.int16)
-        return ((points + self.less_one) % (1 << self.bits)).astype(np.uint8)
+        points = unpack_bits(self.points, self.bits, self.rows).astype(np.int16) + np.int16(1 if self.less_one else 0)
+        return (points % np.int16(1 << self.bits)).astype(np.uint8)
 
 
 def _module(module: ModuleTensors, bits: int, group: int, symmetric: bool, less_one: bool) -> Module:
