@@ -95,8 +95,8 @@ class _Tensors:
 
     def zeros(self, start: int, count: int) -> Bytes:
         """Zero points as ModuleParts has them."""
-        points = np.ascontiguousarray(self._points().T[start : start + count])
-        return points ^ np.uint8(128) if self.bits == 8 else points
+        points: Bytes = np.ascontiguousarray(self._points()[:, start : start + count].T)
+        return np.bitwise_xor(points, 128, dtype=np.uint8) if self.bits == 8 else points
 
     def scales(self, start: int, count: int) -> NDArray[Any]:
         """Scales as ModuleParts has them.
