@@ -1,7 +1,7 @@
 // Dense products of many rows: blocks of rows times strips of panels, group of inputs by group of inputs.
 //
 // A task keeps its block's inputs of one group in the second-level cache. For each pair of panels it writes the group's
-// weights out as floats once, which then stay close while all tiles of rows pass over them (one or two read them as
+// weights out as floats once, which then stay close while all tiles of rows pass over them (few read them as
 // they are). Sums of earlier groups wait in the thread's memory; the last group's tiles write the results themselves.
 // While a tile is multiplied, the weights that come next are fetched.
 #include "linear_codes.h"
@@ -13,7 +13,7 @@ namespace octavo {
 namespace {
 
 constexpr int64_t kBlockTiles = 280 / kDenseTall; // tiles of rows in a block: its inputs of a group take 280 kB
-constexpr int64_t kTilesThatRead = 2; // weights of 16 bits as they are: from more tiles on, writing them out pays
+constexpr int64_t kTilesThatRead = 6; // weights of 16 bits as they are: from more tiles on, writing them out pays
 constexpr int kMostStrips = 4;        // of a task
 constexpr int64_t kTasksOfThread = 8; // that there should be, so that threads end together
 
