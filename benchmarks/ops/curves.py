@@ -28,7 +28,7 @@ from octavo.execution.cpu.storage import CpuStorage
 from octavo.kernels.cpu.packer import NativePacker
 from octavo.kernels.cpu.program import NativeProgram, ProgramLimits, Recording
 from octavo.kernels.cpu.step import NativeStep
-from octavo.kernels.cpu.structs import CACHE_FORMAT_OF_DTYPE, SAMPLING_RECORD
+from octavo.kernels.cpu.structs import CACHE_FORMAT_OF_DTYPE, SAMPLING_RECORD, Coding
 from octavo.model.assembly import HeadPart, Part, assemble
 from octavo.model.decoder import Decoder
 from octavo.model.rope import rope_tables
@@ -126,7 +126,13 @@ class Model:
         limits = ProgramLimits(max(BATCHES), max(BATCHES))
         coded = format not in DENSE
         self.program: NativeProgram = record_program(
-            bench.library, bench.team, decoder, limits, cache, longest, Recording(coded=coded)
+            bench.library,
+            bench.team,
+            decoder,
+            limits,
+            cache,
+            longest,
+            Recording(coding=Coding.INT8 if coded else Coding.EXACT),
         )
         self.kind: Kind = "int8" if coded else "f32"
         self.weight_bytes, self.token_bytes = weights.bytes, storage.page_bytes / _BLOCK

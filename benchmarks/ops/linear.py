@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.ops.measure import Bench, Work
+from benchmarks.ops.measure import Bench, Kind, Work
 from octavo.kernels.cpu.allocate import aligned_bytes
 from octavo.kernels.cpu.program import NativeProgram, ProgramLimits
 from octavo.kernels.cpu.recorder import ProgramRecorder
 from octavo.kernels.cpu.step import NativeStep
-from octavo.kernels.cpu.structs import Format, format_code
+from octavo.kernels.cpu.structs import Coding, Format, format_code
 from octavo.ops.weight import PackedWeight, Segment
 
 DENSE = ("f32", "f16", "bf16")
@@ -33,7 +33,7 @@ class Products:
     """What is multiplied. `megabytes`: of different weights in one run of few rows; eight times less for many."""
 
     formats: Sequence[str] = FORMATS
-    compute: Sequence[str] = ("exact", "int8")
+    compute: Sequence[str] = ("exact", "int16", "int8")
     rows: int = 4096
     cols: int = 1536
     tokens: Sequence[int] = (1, 8, 64, 256)
@@ -91,11 +91,11 @@ def copies_of(weight: PackedWeight, megabytes: int) -> list[PackedWeight]:
     return [PackedWeight(weight.shape, (Segment(segment.format, segment.rows, place),)) for place in room]
 
 
-def product_of(bench: Bench, weights: Sequence[PackedWeight], tokens: int, coded: bool, op: str = "linear") -> Work:
+def product_of(bench: Bench, weights: Sequence[PackedWeight], tokens: int, compute: str, op: str = "linear") -> Work:
     """`tokens` rows times each of the weights, one after the other."""
     rows, cols = weights[0].shape
     (segment,) = weights[0].segments
-    recorder = ProgramRecorder(bench.library, coded=coded)
+    recorder = ProgramRecorder(bench.library, coding=Coding[compute.upper()])
     x = recorder.input(cols)
     for weight in weights:
         recorder.linear(x, weight)
@@ -104,15 +104,16 @@ def product_of(bench: Bench, weights: Sequence[PackedWeight], tokens: int, coded
     step = token_step(tokens)
     data = segment.data
     assert isinstance(data, np.ndarray)
-    kind = "int8" if coded and segment.format not in DENSE else "f32"
+    kind: Kind = "f32" if compute == "exact" or segment.format in DENSE else "int8"
+    products = 2 if compute == "int16" and kind == "int8" else 1  # an instruction has half as many of 16 bits
     inputs = 4 * tokens * (rows + cols)
     return Work(
         op,
-        f"{segment.format} {'int8' if kind == 'int8' else 'exact'} {tokens} x {cols} -> {rows}",
+        f"{segment.format} {compute if kind == 'int8' else 'exact'} {tokens} x {cols} -> {rows}",
         lambda: program.run(step),
         len(weights),
         data.nbytes + inputs,
-        2 * tokens * rows * cols,
+        2 * tokens * rows * cols * products,
         len(weights) * data.nbytes + inputs,
         kind,
     )
@@ -134,7 +135,7 @@ def works(benches: Sequence[Bench], asked: Products) -> Iterator[tuple[Bench, Wo
         few = many[: max(1, len(many) // 8)]
         for tokens in asked.tokens:
             for compute in asked.compute:
-                if name in DENSE and compute == "int8":
+                if name in DENSE and compute != "exact":
                     continue  # such products are always exact
                 for bench in benches:
-                    yield bench, product_of(bench, many if tokens <= 4 else few, tokens, compute == "int8")
+                    yield bench, product_of(bench, many if tokens <= 4 else few, tokens, compute)

@@ -26,7 +26,7 @@ struct Product {
   float* out;
   int64_t width;
   int64_t rows;
-  bool coded; // inputs in 8 bits for the formats that can take them
+  Coding coding;
 };
 
 Strip strip_at(const OctavoSegment& segment, int64_t panel) {
@@ -59,7 +59,7 @@ int pass_rows(int64_t rows) {
 }
 
 void run_few(const Product& product, const OctavoSegment& segment, int64_t first_output, int64_t begin, int64_t end) {
-  const LinearKernel kernel = linear_kernel(segment.format, product.coded);
+  const LinearKernel kernel = linear_kernel(segment.format, product.coding);
   const int height = pass_rows(product.rows);
   const int widest = height > 2 ? 2 : kWidestFew;
   for (int64_t panel = begin; panel < end;) {
@@ -150,10 +150,13 @@ void run_strip(Team& team, int thread, const Product& product, int widest, int64
   }
   const OctavoSegment& segment = product.segments[s];
   const StripRange range = strip_of(panel_count(segment.rows), widest, index);
-  constexpr int kTotals = kMostRows * kMostPanels * kLanes;
+  constexpr int kTotals = kMostCodedRows * kMostPanels * kLanes;
   float* total = team.scratch(thread, kTotals + kScratchFloats);
-  linear_kernel(segment.format, product.coded)
-      .many(strip_at(segment, range.panel), range.panels, product.in, product.first_input + row, rows, total,
+  Strip strip = strip_at(segment, range.panel);
+  const int64_t ahead = range.panel + int64_t{range.panels} * team.threads(); // the others take those between
+  if (ahead < panel_count(segment.rows)) strip.next = strip.panels + (ahead - range.panel) * strip.layout.bytes;
+  linear_kernel(segment.format, product.coding)
+      .many(strip, range.panels, product.in, product.first_input + row, rows, total,
             total + kTotals);
   for (int r = 0; r < rows; ++r)
     finish_row(product, segment, first_output, range.panel, range.panels, row + r, total + r * range.panels * kLanes);
@@ -175,7 +178,8 @@ DenseProduct dense_product(const Product& product, int64_t set) {
 }
 
 void many_rows(Team& team, const Product& product) {
-  const int64_t fewest = (product.rows + kMostRows - 1) / kMostRows;
+  const int most = product.in.coding == Coding::none ? kMostRows : kMostCodedRows;
+  const int64_t fewest = (product.rows + most - 1) / most;
   const int64_t even = (product.rows + fewest - 1) / fewest;
   const int64_t height = (even + kTileStep - 1) / kTileStep * kTileStep;
   const int64_t blocks = (product.rows + height - 1) / height;
@@ -264,7 +268,7 @@ void linear(Team& team, const OctavoInstruction& instruction, const OctavoProgra
   product.out = program.buffer[instruction.out];
   product.width = instruction.width;
   product.rows = rows;
-  product.coded = instruction.i[2] != 0;
+  product.coding = static_cast<Coding>(instruction.i[2]);
   // One product for each run of segments with the same order of inputs: all of them, but in odd checkpoints.
   for (int left = instruction.i[1]; left > 0; left -= product.segment_count) {
     product.segment_count = 1;
@@ -284,7 +288,8 @@ void head_linear(Team& team, const OctavoInstruction& instruction, const OctavoP
   product.out = program.buffer[instruction.out];
   product.width = instruction.width;
   product.rows = rows;
-  const Needs needs = needs_of(product.segments, instruction.i[1], false);
+  product.coding = static_cast<Coding>(instruction.i[3]);
+  const Needs needs = needs_of(product.segments, instruction.i[1], product.coding);
   product.segment_count = instruction.i[1];
   const bool few = are_few(product.segments, product.segment_count, rows);
   const RowLayout layout{heads * rows, depth, !few};

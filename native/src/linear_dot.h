@@ -1,39 +1,57 @@
-// Dot products of codes with inputs of 8 bits, four a lane, summed exactly in 32 bits.
+// Dot products of codes with coded inputs, summed exactly in 32 bits: four of 8 bits a lane, or two of 16.
 #pragma once
 #include "linear_codes.h"
+#include "linear_quantize.h"
 
 namespace octavo {
 
 // Codes of 8 bits and of tables are signed numbers, all others unsigned ones from which the format's offset is to be
-// taken. AVX-512's instruction wants one unsigned factor: there signed codes are raised by 128.
-template <int Number> constexpr bool signed_codes() {
-  return format_of(Number).low_bits == 8 || format_of(Number).values != Values::integers;
-}
+// taken.
+constexpr bool signed_codes(const Format& f) { return f.low_bits == 8 || f.values != Values::integers; }
+
+// VNNI's instruction on bytes wants one unsigned factor: there signed codes are raised by 128.
+#if defined(OCTAVO_ISA_AVX512) || defined(__AVXVNNI__)
+constexpr int kRaise = 128;
+#else
+constexpr int kRaise = 0;
+#endif
 
 // What a sum starts from makes up for the offset: -(sum of the group's inputs) times this; 0: nothing to make up for.
-constexpr int dot_offset(const Format& f) {
-#if defined(OCTAVO_ISA_AVX512)
-  if (f.low_bits == 8 || f.values != Values::integers) return 128;
-#endif
-  return f.values == Values::integers ? f.offset : 0;
+constexpr int dot_offset(const Format& f, Coding coding) {
+  if (signed_codes(f)) return coding == Coding::bytes ? kRaise : 0;
+  return f.offset;
 }
 
 // Values of 4-bit codes as dot() takes them.
-template <int Number> struct ByteTable {
+template <int Number, Coding C> struct ByteTable {
   alignas(16) uint8_t value[16];
   constexpr ByteTable() : value() {
     constexpr Format f = format_of(Number);
     for (int code = 0; code < 16; ++code)
       value[code] = static_cast<uint8_t>(static_cast<int>(f.values == Values::iq4_nl ? kIq4Nl[code] : kMxfp4[code]) +
-                                         dot_offset(f));
+                                         dot_offset(f, C));
   }
 };
-template <int Number> constexpr ByteTable<Number> kByteTable{};
+template <int Number, Coding C> constexpr ByteTable<Number, C> kByteTable{};
 
 #if defined(OCTAVO_ISA_AVX512)
 inline Int16 set_words(int32_t word) { return {_mm512_set1_epi32(word)}; }
+// Written as instructions: of the intrinsics' accumulators GCC 12 keeps copies, and then moves them to memory and back.
 template <bool Signed> inline Int16 dot(Int16 sum, Int16 codes, int32_t inputs) {
-  return {_mm512_dpbusd_epi32(sum.v, codes.v, _mm512_set1_epi32(inputs))};
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(codes.v), "v"(_mm512_set1_epi32(inputs)));
+  return sum;
+}
+inline Int16 dot_words(Int16 sum, Int16 codes, int32_t inputs) {
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum.v) : "v"(codes.v), "v"(_mm512_set1_epi32(inputs)));
+  return sum;
+}
+// Bytes 0 and 2, or 1 and 3, of each word as two numbers of 16 bits.
+template <bool Signed> inline Int16 even_bytes(Int16 a) {
+  return {Signed ? _mm512_srai_epi16(_mm512_slli_epi16(a.v, 8), 8)
+                 : _mm512_and_si512(a.v, _mm512_set1_epi16(255))};
+}
+template <bool Signed> inline Int16 odd_bytes(Int16 a) {
+  return {Signed ? _mm512_srai_epi16(a.v, 8) : _mm512_srli_epi16(a.v, 8)};
 }
 inline void store_words(uint8_t* p, Int16 a) { _mm512_storeu_si512(p, a.v); }
 inline Int16 raise_bytes(Int16 a) { return {_mm512_xor_si512(a.v, _mm512_set1_epi8(-128))}; }
@@ -43,12 +61,38 @@ inline Int16 look_up_bytes(const uint8_t* table, Int16 codes) {
 }
 #elif defined(OCTAVO_ISA_AVX2)
 inline Int16 set_words(int32_t word) { return {_mm256_set1_epi32(word), _mm256_set1_epi32(word)}; }
+#if defined(__AVXVNNI__)
+template <bool Signed> inline __m256i dot_half(__m256i sum, __m256i codes, __m256i inputs) {
+  return _mm256_dpbusd_avx_epi32(sum, codes, inputs);
+}
+inline __m256i dot_half_words(__m256i sum, __m256i codes, __m256i inputs) {
+  return _mm256_dpwssd_avx_epi32(sum, codes, inputs);
+}
+inline __m256i raise_half(__m256i a) { return _mm256_xor_si256(a, _mm256_set1_epi8(-128)); }
+#else
 // Pairs are summed in 16 bits, which 63 * 127 * 2 and 128 * 127 * 2 fit.
 template <bool Signed> inline __m256i dot_half(__m256i sum, __m256i codes, __m256i inputs) {
   const __m256i factor = Signed ? _mm256_abs_epi8(codes) : codes;
   const __m256i pairs = _mm256_maddubs_epi16(factor, Signed ? _mm256_sign_epi8(inputs, codes) : inputs);
   return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
+inline __m256i dot_half_words(__m256i sum, __m256i codes, __m256i inputs) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(codes, inputs));
+}
+inline __m256i raise_half(__m256i a) { return a; }
+#endif
+template <bool Signed> inline __m256i even_half(__m256i a) {
+  return Signed ? _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8) : _mm256_and_si256(a, _mm256_set1_epi16(255));
+}
+template <bool Signed> inline __m256i odd_half(__m256i a) {
+  return Signed ? _mm256_srai_epi16(a, 8) : _mm256_srli_epi16(a, 8);
+}
+inline Int16 dot_words(Int16 sum, Int16 codes, int32_t inputs) {
+  const __m256i two = _mm256_set1_epi32(inputs);
+  return {dot_half_words(sum.a, codes.a, two), dot_half_words(sum.b, codes.b, two)};
+}
+template <bool Signed> inline Int16 even_bytes(Int16 x) { return {even_half<Signed>(x.a), even_half<Signed>(x.b)}; }
+template <bool Signed> inline Int16 odd_bytes(Int16 x) { return {odd_half<Signed>(x.a), odd_half<Signed>(x.b)}; }
 template <bool Signed> inline Int16 dot(Int16 sum, Int16 codes, int32_t inputs) {
   const __m256i four = _mm256_set1_epi32(inputs);
   return {dot_half<Signed>(sum.a, codes.a, four), dot_half<Signed>(sum.b, codes.b, four)};
@@ -57,7 +101,7 @@ inline void store_words(uint8_t* p, Int16 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.a);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p) + 1, a.b);
 }
-inline Int16 raise_bytes(Int16 a) { return a; }
+inline Int16 raise_bytes(Int16 x) { return {raise_half(x.a), raise_half(x.b)}; }
 inline Int16 look_up_bytes(const uint8_t* table, Int16 codes) {
   const __m256i values = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
   return {_mm256_shuffle_epi8(values, codes.a), _mm256_shuffle_epi8(values, codes.b)};
@@ -65,6 +109,19 @@ inline Int16 look_up_bytes(const uint8_t* table, Int16 codes) {
 #else
 inline Int16 set_words(int32_t word) {
   return each_word([&](int) { return static_cast<uint32_t>(word); });
+}
+// The numbers of 16 bits in a word.
+inline int32_t half_of(uint32_t word, int index) { return static_cast<int16_t>(word >> (16 * index) & 0xffff); }
+// The lower bytes of its halves in their place.
+template <bool Signed> inline uint32_t widen_bytes(uint32_t word) {
+  const uint32_t low = word & 0x00ff00ffu;
+  return Signed ? low | (low & 0x00800080u) * 0x1feu : low; // copies of a byte's highest bit above it
+}
+template <bool Signed> inline Int16 even_bytes(const Int16& a) {
+  return each_word([&](int i) { return widen_bytes<Signed>(a.lane[i]); });
+}
+template <bool Signed> inline Int16 odd_bytes(const Int16& a) {
+  return each_word([&](int i) { return widen_bytes<Signed>(a.lane[i] >> 8); });
 }
 #if defined(OCTAVO_ISA_NEON)
 // Codes are below 128: they are the same signed.
@@ -85,6 +142,18 @@ template <bool Signed> inline Int16 dot(const Int16& sum, const Int16& codes, in
   }
   return result;
 }
+inline Int16 dot_words(const Int16& sum, const Int16& codes, int32_t inputs) {
+  Int16 result;
+  const int16x8_t two = vreinterpretq_s16_s32(vdupq_n_s32(inputs));
+  for (int i = 0; i < 4; ++i) {
+    const int32x4_t total = vld1q_s32(reinterpret_cast<const int32_t*>(sum.lane) + 4 * i);
+    const int16x8_t weights = vld1q_s16(reinterpret_cast<const int16_t*>(codes.lane) + 8 * i);
+    const int32x4_t low = vmull_s16(vget_low_s16(weights), vget_low_s16(two));
+    const int32x4_t next = vaddq_s32(total, vpaddq_s32(low, vmull_high_s16(weights, two)));
+    vst1q_s32(reinterpret_cast<int32_t*>(result.lane) + 4 * i, next);
+  }
+  return result;
+}
 #else
 template <bool Signed> inline Int16 dot(const Int16& sum, const Int16& codes, int32_t inputs) {
   return each_word([&](int i) {
@@ -94,6 +163,14 @@ template <bool Signed> inline Int16 dot(const Int16& sum, const Int16& codes, in
       const int32_t input = static_cast<int8_t>(static_cast<uint32_t>(inputs) >> (8 * byte) & 255);
       total += (Signed ? static_cast<int8_t>(code) : static_cast<int32_t>(code)) * input;
     }
+    return static_cast<uint32_t>(total);
+  });
+}
+inline Int16 dot_words(const Int16& sum, const Int16& codes, int32_t inputs) {
+  const uint32_t two = static_cast<uint32_t>(inputs);
+  return each_word([&](int i) {
+    int32_t total = static_cast<int32_t>(sum.lane[i]);
+    for (int half = 0; half < 2; ++half) total += half_of(codes.lane[i], half) * half_of(two, half);
     return static_cast<uint32_t>(total);
   });
 }
@@ -110,16 +187,50 @@ inline Int16 look_up_bytes(const uint8_t* table, const Int16& codes) {
 }
 #endif
 
-// Codes of a unit at 8 Row + 2 byte + Parity, one a byte, for dot<signed_codes>().
-template <int Number, int Row, int Parity> inline Int16 dot_codes(const uint8_t* low, const uint8_t* high) {
+// Codes of a unit at 8 Row + 2 byte + Parity, one a byte; raised when they are for dot().
+template <int Number, Coding C, int Row, int Parity> inline Int16 byte_codes(const uint8_t* low, const uint8_t* high) {
   constexpr Format f = format_of(Number);
   if constexpr (f.low_bits == 8) {
-    return raise_bytes(load_words(low + Row * 128 + Parity * 64));
+    const Int16 codes = load_words(low + Row * 128 + Parity * 64);
+    return C == Coding::bytes ? raise_bytes(codes) : codes;
   } else {
     constexpr uint32_t kMask = ((1u << (f.low_bits + f.high_bits)) - 1) * 0x01010101u;
     const Int16 codes = keep_bits(code_bytes<Number, Row, Parity>(low, high), kMask);
-    return f.values == Values::integers ? codes : look_up_bytes(kByteTable<Number>.value, codes);
+    return f.values == Values::integers ? codes : look_up_bytes(kByteTable<Number, C>.value, codes);
   }
+}
+
+constexpr int words_of_eight(Coding coding) { return coding == Coding::words ? 4 : 2; }
+
+// Eight inputs from 8 Row on, in the order that coded inputs have.
+template <int Number, Coding C, int Row>
+inline void eight_codes(const uint8_t* low, const uint8_t* high, Int16 (&out)[words_of_eight(C)]) {
+  constexpr Format f = format_of(Number);
+  if constexpr (C == Coding::bytes) {
+    out[0] = byte_codes<Number, C, Row, 0>(low, high);
+    out[1] = byte_codes<Number, C, Row, 1>(low, high);
+  } else if constexpr (f.low_bits == 4 && f.high_bits == 0 && f.values == Values::integers) {
+    const Int16 nibbles = load_words(low + Row * 64);
+    out[0] = keep_bits(nibbles, 0x000f000fu);
+    out[1] = keep_bits(shift_right<8>(nibbles), 0x000f000fu);
+    out[2] = keep_bits(shift_right<4>(nibbles), 0x000f000fu);
+    out[3] = keep_bits(shift_right<12>(nibbles), 0x000f000fu);
+  } else {
+    constexpr bool kSigned = signed_codes(f);
+    const Int16 even = byte_codes<Number, C, Row, 0>(low, high), odd = byte_codes<Number, C, Row, 1>(low, high);
+    out[0] = even_bytes<kSigned>(even);
+    out[1] = odd_bytes<kSigned>(even);
+    out[2] = even_bytes<kSigned>(odd);
+    out[3] = odd_bytes<kSigned>(odd);
+  }
+}
+
+// Adds the products of codes and the inputs of one word.
+template <Coding C, bool Signed> inline Int16 dot_coded(const Int16& sum, const Int16& codes, int32_t inputs) {
+  if constexpr (C == Coding::words)
+    return dot_words(sum, codes, inputs);
+  else
+    return dot<Signed>(sum, codes, inputs);
 }
 
 } // namespace octavo

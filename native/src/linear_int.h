@@ -1,8 +1,8 @@
-// The kernels of block formats with inputs of 8 bits, as templates; linear_int_legacy.cpp and linear_int_k.cpp make
-// them.
+// The kernels of block formats with coded inputs, as templates; linear_byte_*.cpp and linear_word_*.cpp make them.
 //
-// The sum of one output, the same in both kernels: in a group the exact integer sum of code * code, then
-// total = fma(scale * the input's scale, float of it, total), then with mins total = fma(min, sum of inputs, total).
+// The sum of one output, the same in both kernels: in a group the exact integer sum of code * code, then part =
+// fma(scale, float of it, part) and with mins part = fma(min, sum of input codes, part); after each span of inputs
+// total = fma(the inputs' scale, part, total), and part = 0.
 #pragma once
 #include <string.h>
 
@@ -12,46 +12,54 @@
 
 namespace octavo {
 
-constexpr int log_of(int power) {
-  int log = 0;
-  for (; power > 1; power /= 2) ++log;
-  return log;
-}
-
-// What a format's kernels read of the inputs.
-template <int Number> struct IntInputs {
+template <int Number, Coding C> struct IntFormat {
   static constexpr Format f = format_of(Number);
   static constexpr int kGroups = kUnit / f.group; // of a unit
+  static constexpr int kOffset = dot_offset(f, C);
+  static constexpr bool kSigned = signed_codes(f);
+  static constexpr int kWords = words_of_eight(C);
+  static constexpr int kSpan = span_units(C);
+  static constexpr int kUnitBytes = kUnit * code_bytes_of(C);
+};
+
+// What a format's kernels read of the inputs.
+template <int Number, Coding C> struct IntInputs : IntFormat<Number, C> {
+  using Is = IntFormat<Number, C>;
   const uint8_t* codes;
   const float* scales;
   const float* sums = nullptr;
   const int32_t* starts = nullptr;
-  int64_t cols;
+  int64_t units;
 
-  // From a row on, group by group and input by input.
+  // From a row on, span by span, group by group and input by input; unit: the first of a span.
   IntInputs(const LinearInputs& in, int64_t row, int64_t unit)
-      : codes(in.coded.codes + in.layout.at(row, unit * kUnit, kCodeRun)),
-        scales(in.coded.scales + in.layout.of_group(row, unit, in.cols / kUnit)), cols(in.cols) {
-    const int64_t at = in.layout.of_group(row, unit * kGroups, in.cols / f.group);
-    if constexpr (f.mins) sums = (f.group == 16 ? in.coded.sums16 : in.coded.sums32) + at;
-    if constexpr (dot_offset(f) != 0) starts = in.coded.starts[log_of(dot_offset(f))] + at;
+      : codes(in.coded.codes + in.layout.at(row, unit * kUnit, kCodeRun) * code_bytes_of(C)),
+        units(in.cols / kUnit) {
+    const int64_t span = in.layout.of_group(row, unit / Is::kSpan, spans());
+    const int64_t group = in.layout.of_group(row, unit * Is::kGroups, units * Is::kGroups);
+    scales = in.coded.scales + span;
+    if constexpr (Is::f.mins) sums = (Is::f.group == 16 ? in.coded.sums16 : in.coded.sums32) + group;
+    if constexpr (Is::kOffset != 0)
+      starts = in.coded.starts[start_index(Is::kOffset, Is::f.group)] + group;
   }
+  int64_t spans() const { return span_count(C, units); }
 };
 
 // A tile of few rows, held in registers while a strip's codes go by once.
-template <int Number, int Rows, int Panels> struct IntBlockTile {
-  static constexpr Format f = format_of(Number);
+template <int Number, Coding C, int Rows, int Panels> struct IntBlockTile {
+  using Is = IntFormat<Number, C>;
+  static constexpr Format f = Is::f;
   const Strip& strip;
-  IntInputs<Number> in;
+  IntInputs<Number, C> in;
   Int16 sum[Rows][Panels];
-  Vec16 total[Rows][Panels];
+  Vec16 part[Rows][Panels], total[Rows][Panels];
 
   const uint8_t* panel(int p) const { return strip.panels + p * strip.layout.bytes; }
 
   void open_group(int64_t group) {
 #pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r) {
-      const Int16 start = set_words(dot_offset(f) ? in.starts[r * (in.cols / f.group) + group] : 0);
+      const Int16 start = set_words(Is::kOffset ? in.starts[r * in.units * Is::kGroups + group] : 0);
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) sum[r][p] = start;
     }
@@ -65,132 +73,164 @@ template <int Number, int Rows, int Panels> struct IntBlockTile {
       const uint8_t* high = panel(p) + strip.layout.high + unit * 64 * f.high_bits;
       if constexpr (f.low_bits == 8) __builtin_prefetch(low + Row * 128 + 64 + ahead, 0, 2);
       if constexpr (f.low_bits >= 4 || Row % 2 == 0) __builtin_prefetch(low + Row * 16 * f.low_bits + ahead, 0, 2);
-      const Int16 even = dot_codes<Number, Row, 0>(low, high), odd = dot_codes<Number, Row, 1>(low, high);
+      Int16 codes[Is::kWords];
+      eight_codes<Number, C, Row>(low, high, codes);
 #pragma GCC unroll 4
       for (int r = 0; r < Rows; ++r) {
-        int32_t input[2];
-        memcpy(input, in.codes + r * in.cols + unit * kUnit + 8 * Row, sizeof input);
-        sum[r][p] = dot<signed_codes<Number>()>(sum[r][p], even, input[0]);
-        sum[r][p] = dot<signed_codes<Number>()>(sum[r][p], odd, input[1]);
+        int32_t input[Is::kWords];
+        memcpy(input, in.codes + (r * in.units + unit) * Is::kUnitBytes + 4 * Is::kWords * Row, sizeof input);
+#pragma GCC unroll 4
+        for (int k = 0; k < Is::kWords; ++k) sum[r][p] = dot_coded<C, Is::kSigned>(sum[r][p], codes[k], input[k]);
       }
     }
   }
 
-  void close_group(const SuperScales (&shared)[Panels], int64_t unit, int64_t group) {
+  void close_group(const SuperScales (&shared)[Panels], int64_t group) {
 #pragma GCC unroll 4
     for (int p = 0; p < Panels; ++p) {
       const Vec16 scale = group_scale<Number, true>(panel(p), strip.layout, shared[p], group);
 #pragma GCC unroll 4
-      for (int r = 0; r < Rows; ++r) {
-        const Vec16 both = scale * set1(in.scales[r * (in.cols / kUnit) + unit]);
-        total[r][p] = fma(both, to_float(sum[r][p]), total[r][p]);
-      }
+      for (int r = 0; r < Rows; ++r) part[r][p] = fma(scale, to_float(sum[r][p]), part[r][p]);
       if constexpr (f.mins) {
         const Vec16 min = group_min<Number>(panel(p), strip.layout, shared[p], group);
 #pragma GCC unroll 4
         for (int r = 0; r < Rows; ++r)
-          total[r][p] = fma(min, set1(in.sums[r * (in.cols / f.group) + group]), total[r][p]);
+          part[r][p] = fma(min, set1(in.sums[r * in.units * Is::kGroups + group]), part[r][p]);
       }
     }
   }
 
+  void open_span() {
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+      for (int p = 0; p < Panels; ++p) part[r][p] = zero();
+  }
+
+  void close_span(int64_t span) {
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; ++r) {
+      const Vec16 scale = set1(in.scales[r * in.spans() + span]);
+#pragma GCC unroll 4
+      for (int p = 0; p < Panels; ++p)
+        total[r][p] = fma(scale, part[r][p], total[r][p]);
+    }
+  }
+
   void add_unit(const SuperScales (&shared)[Panels], int64_t unit) {
-    constexpr int kGroups = kUnit / f.group;
-    open_group(unit * kGroups);
+    const int64_t group = unit * Is::kGroups;
+    open_group(group);
     add_eight<0>(unit);
     add_eight<1>(unit);
-    if constexpr (kGroups == 2) {
-      close_group(shared, unit, 2 * unit);
-      open_group(2 * unit + 1);
+    if constexpr (Is::kGroups == 2) {
+      close_group(shared, group);
+      open_group(group + 1);
     }
     add_eight<2>(unit);
     add_eight<3>(unit);
-    close_group(shared, unit, unit * kGroups + kGroups - 1);
+    close_group(shared, group + Is::kGroups - 1);
+  }
+
+  void run() {
+    SuperScales shared[Panels]{};
+    for (int64_t unit = 0, span = 0; unit < in.units; ++span) {
+      if (f.two_level() && unit % (kSuperblock / kUnit) == 0)
+#pragma GCC unroll 4
+        for (int p = 0; p < Panels; ++p)
+          shared[p] = super_scales<Number, true>(panel(p), strip.layout, unit / (kSuperblock / kUnit));
+      open_span();
+      const int64_t last = unit + Is::kSpan < in.units ? unit + Is::kSpan : in.units;
+      for (; unit < last; ++unit) add_unit(shared, unit);
+      close_span(span);
+    }
   }
 };
 
-template <int Number, int Rows, int Panels>
+template <int Number, Coding C, int Rows, int Panels>
 void few_int_rows(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
-  constexpr Format f = format_of(Number);
-  constexpr int64_t kUnits = f.block / kUnit;
-  IntBlockTile<Number, Rows, Panels> tile{strip, IntInputs<Number>(in, row, 0), {}, {}};
+  IntBlockTile<Number, C, Rows, Panels> tile{strip, IntInputs<Number, C>(in, row, 0), {}, {}, {}};
 #pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
     for (int p = 0; p < Panels; ++p) tile.total[r][p] = zero();
-  for (int64_t block = 0; block < in.cols / f.block; ++block) {
-    SuperScales shared[Panels];
-#pragma GCC unroll 4
-    for (int p = 0; p < Panels; ++p) shared[p] = super_scales<Number, true>(tile.panel(p), strip.layout, block);
-    for (int64_t unit = block * kUnits; unit < (block + 1) * kUnits; ++unit) tile.add_unit(shared, unit);
-  }
+  tile.run();
 #pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
     for (int p = 0; p < Panels; ++p) store(out + (r * Panels + p) * kLanes, tile.total[r][p]);
 }
 
-template <int Number, int Row> inline void write_dot_codes(const uint8_t* low, const uint8_t* high, uint8_t* out) {
-  store_words(out + 2 * Row * 64, dot_codes<Number, Row, 0>(low, high));
-  store_words(out + (2 * Row + 1) * 64, dot_codes<Number, Row, 1>(low, high));
+template <int Number, Coding C, int Row>
+inline void write_eight_codes(const uint8_t* low, const uint8_t* high, uint8_t* out) {
+  constexpr int kWords = words_of_eight(C);
+  Int16 codes[kWords];
+  eight_codes<Number, C, Row>(low, high, codes);
+#pragma GCC unroll 4
+  for (int k = 0; k < kWords; ++k) store_words(out + (Row * kWords + k) * 64, codes[k]);
 }
 
-// Codes [8][64], scales and mins [groups][16] of one unit of one panel.
-template <int Number>
+// Codes [words of a unit][64], scales and mins [groups][16] of one unit of one panel.
+template <int Number, Coding C>
 void write_unit_codes(const uint8_t* panel, const PanelLayout& at, int64_t unit, uint8_t* codes, float* scales,
                       float* mins, int group_stride) {
-  constexpr Format f = format_of(Number);
-  constexpr int kGroups = kUnit / f.group;
-  const uint8_t *low = panel + unit * 64 * f.low_bits, *high = panel + at.high + unit * 64 * f.high_bits;
-  write_dot_codes<Number, 0>(low, high, codes);
-  write_dot_codes<Number, 1>(low, high, codes);
-  write_dot_codes<Number, 2>(low, high, codes);
-  write_dot_codes<Number, 3>(low, high, codes);
+  using Is = IntFormat<Number, C>;
+  const uint8_t *low = panel + unit * 64 * Is::f.low_bits, *high = panel + at.high + unit * 64 * Is::f.high_bits;
+  write_eight_codes<Number, C, 0>(low, high, codes);
+  write_eight_codes<Number, C, 1>(low, high, codes);
+  write_eight_codes<Number, C, 2>(low, high, codes);
+  write_eight_codes<Number, C, 3>(low, high, codes);
   const SuperScales shared = super_scales<Number, true>(panel, at, unit / (kSuperblock / kUnit));
-  for (int g = 0; g < kGroups; ++g) {
-    store(scales + g * group_stride, group_scale<Number, true>(panel, at, shared, unit * kGroups + g));
-    if constexpr (f.mins) store(mins + g * group_stride, group_min<Number>(panel, at, shared, unit * kGroups + g));
+  for (int g = 0; g < Is::kGroups; ++g) {
+    const int64_t group = unit * Is::kGroups + g;
+    store(scales + g * group_stride, group_scale<Number, true>(panel, at, shared, group));
+    if constexpr (Is::f.mins) store(mins + g * group_stride, group_min<Number>(panel, at, shared, group));
   }
 }
 
+// What follows the units before `next` in this strip, or in the next one.
 template <int Number>
+Ahead ahead_of(const Strip& strip, int panels, int64_t next, int64_t units, int run, int spots) {
+  constexpr int kLow = format_of(Number).low_bits; // a unit's lines
+  Ahead ahead;
+  ahead.first = next < units ? strip.panels + next * 64 * kLow : strip.next;
+  ahead.stride = strip.layout.bytes;
+  while ((1 << ahead.lines) < run * kLow) ++ahead.lines;
+  ahead.most = panels << ahead.lines;
+  ahead.each = (ahead.most + spots - 1) / spots;
+  return ahead;
+}
+
+template <int Number, Coding C>
 void many_int_rows(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int rows, float* total,
                    float* scratch) {
-  constexpr Format f = format_of(Number);
-  constexpr int kGroups = kUnit / f.group;
-  constexpr IntTileKind kKind{f.group, f.mins, dot_offset(f) != 0, signed_codes<Number>()};
-  uint8_t* codes = reinterpret_cast<uint8_t*>(scratch); // [unit][panel][8][64]
-  float* scales = scratch + kTileUnits * kMostPanels * kUnit * kLanes / 4;
-  float* mins = scales + kTileUnits * 2 * kMostPanels * kLanes;
+  using Is = IntFormat<Number, C>;
+  constexpr int kRun = kScratchUnits;
+  uint8_t* codes = reinterpret_cast<uint8_t*>(scratch); // [unit][panel][words][64]
+  float* scales = scratch + kMostPanels * kScratchUnits * kUnit * kLanes / 2;
+  float* mins = scales + kScratchUnits * 2 * kMostPanels * kLanes;
   const int64_t units = in.cols / kUnit;
+  const int tiles = (rows + int_tile_rows(panels) - 1) / int_tile_rows(panels);
   memset(total, 0, sizeof(float) * static_cast<size_t>(rows * panels * kLanes));
-  for (int64_t first = 0; first < units; first += kTileUnits) {
-    const int count = static_cast<int>(units - first < kTileUnits ? units - first : kTileUnits);
+  for (int64_t first = 0; first < units; first += kRun) {
+    const int count = static_cast<int>(units - first < kRun ? units - first : kRun);
     for (int p = 0; p < panels; ++p)
       for (int u = 0; u < count; ++u) {
-        const int at = (u * kGroups * panels + p) * kLanes;
-        write_unit_codes<Number>(strip.panels + p * strip.layout.bytes, strip.layout, first + u,
-                                 codes + (u * panels + p) * kUnit * kLanes, scales + at, mins + at, panels * kLanes);
+        const int at = (u * Is::kGroups * panels + p) * kLanes;
+        write_unit_codes<Number, C>(strip.panels + p * strip.layout.bytes, strip.layout, first + u,
+                                    codes + (u * panels + p) * 16 * Is::kUnitBytes, scales + at, mins + at,
+                                    panels * kLanes);
       }
-    IntTile tile{};
-    tile.codes = codes;
-    tile.units = count;
-    const IntInputs<Number> from(in, row, first);
-    tile.inputs = from.codes;
-    tile.stride = in.layout.rows;
-    tile.scales = scales;
-    tile.mins = mins;
-    tile.input_scales = from.scales;
-    tile.sums = from.sums;
-    tile.starts = from.starts;
-    tile.total = total;
-    run_int_tile<kKind.group, kKind.mins, kKind.starts, kKind.is_signed>(tile, rows, panels);
+    const IntInputs<Number, C> from(in, row, first);
+    const Ahead ahead = ahead_of<Number>(strip, panels, first + kRun, units, kRun, tiles * count);
+    const IntTile tile{codes, count,     from.codes,  in.layout.rows, scales, mins,
+                       from.scales, from.sums, from.starts, total, ahead};
+    run_int_tile<C, Is::f.group, Is::f.mins, Is::kOffset != 0, Is::kSigned>(tile, rows, panels);
   }
 }
 
-template <int Number> struct IntBlocks {
-  template <int Rows, int Panels> static constexpr FewRows kFew = few_int_rows<Number, Rows, Panels>;
-  static constexpr ManyRows kMany = many_int_rows<Number>;
+template <int Number, Coding C> struct IntBlocks {
+  template <int Rows, int Panels> static constexpr FewRows kFew = few_int_rows<Number, C, Rows, Panels>;
+  static constexpr ManyRows kMany = many_int_rows<Number, C>;
 };
 
 } // namespace octavo

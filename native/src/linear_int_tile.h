@@ -1,30 +1,51 @@
-// The inner kernels of products of many rows with inputs in 8 bits.
+// The inner kernels of products of many rows with coded inputs.
 #pragma once
 #include <stdint.h>
 
 #include "formats.h"
+#include "linear_quantize.h"
 
 namespace octavo {
 
 struct IntTileKind {
-  int group;
+  int group; // inputs that share a weight's scale
   bool mins, starts, is_signed;
+};
+
+// What will be read next, brought into the second level while the tile computes: lines of one plane of panels.
+struct Ahead {
+  const uint8_t* first = nullptr; // null: nothing
+  int64_t stride = 0;             // of panels
+  int lines = 0;                  // of a panel: 1 << lines
+  int next = 0, most = 0;         // of all panels
+  int each = 0;                   // at a unit
 };
 
 // Rows of inputs against `panels` panels over `units` units of 32 inputs, at most a run.
 struct IntTile {
-  const uint8_t* codes; // [units][panels][8][64]
+  const uint8_t* codes; // [units][panels][words of a unit][64]
   int units;
-  const uint8_t* inputs;     // [rows], kCodeRun apart
+  const uint8_t* inputs;     // [rows], a run apart
   int64_t stride;            // how far groups are apart below
   const float* scales;       // [groups][panels][16]
   const float* mins;         // likewise
-  const float* input_scales; // [units], stride apart, of [rows]
+  const float* input_scales; // [spans], stride apart, of [rows]
   const float* sums;         // [groups], stride apart, of [rows]
   const int32_t* starts;     // likewise
   float* total;              // [rows][panels][16]
+  Ahead ahead;
 };
 
-template <int Group, bool Mins, bool Starts, bool Signed> void run_int_tile(const IntTile& tile, int rows, int panels);
+template <Coding C, int Group, bool Mins, bool Starts, bool Signed>
+void run_int_tile(const IntTile& tile, int rows, int panels);
+
+// Rows that tiles of so many panels are high: what their accumulators leave of the registers.
+#if defined(OCTAVO_ISA_AVX512)
+constexpr int int_tile_rows(int panels) { return panels == 4 ? 6 : 12; }
+#elif defined(OCTAVO_ISA_AVX2) || defined(OCTAVO_ISA_NEON)
+constexpr int int_tile_rows(int) { return 5; }
+#else
+constexpr int int_tile_rows(int) { return 2; }
+#endif
 
 } // namespace octavo

@@ -31,8 +31,9 @@ constexpr int64_t dense_group(int64_t cols) {
 }
 
 constexpr int kMostRows = 60;                // of one call
-constexpr int kTileUnits = kCodeRun / kUnit; // whose codes are written out at once for inputs of 8 bits
-constexpr int kScratchFloats = kMostPanels * kTileUnits * (kUnit / 4 + 4) * kLanes; // for codes, scales and mins
+constexpr int kMostCodedRows = 72;           // likewise, with coded inputs
+constexpr int kScratchUnits = kCodeRun / kUnit; // whose codes are written out at once for such
+constexpr int kScratchFloats = kMostPanels * kScratchUnits * (kUnit / 2 + 4) * kLanes; // for codes, scales and mins
 
 // Whether bf16 weights meet bf16 inputs two at a time, by VDPBF16PS, or as floats. Both are exact products of the same
 // rounded inputs, summed in different orders; a machine always takes the same. AMD's Zen 5 starts two of the
@@ -47,7 +48,8 @@ struct LinearInputs {
   const uint32_t* pairs; // [even_cols / 2] likewise, two a word, otherwise
   const float* sums16;   // [cols / 16] sums of 16
   const float* sums32;   // [cols / 32] sums of 32
-  CodedInputs coded;     // in 8 bits
+  CodedInputs coded;     // as integers
+  Coding coding;         // which
   int64_t cols, even_cols;
   RowLayout layout; // its rows are all that were prepared
 };
@@ -55,11 +57,12 @@ struct LinearInputs {
 struct Strip {
   const uint8_t* panels;
   PanelLayout layout;
+  const uint8_t* next = nullptr; // the panels that this thread will likely read next, or null
 };
 
 // total: [rows][panels][16]; rows and panels are the kernel's own
 using FewRows = void (*)(const Strip& strip, const LinearInputs& in, int64_t row, float* total);
-// total: [rows][panels][16], rows <= kMostRows; scratch: kScratchFloats of the thread
+// total: [rows][panels][16], rows <= kMostRows or kMostCodedRows; scratch: kScratchFloats of the thread
 using ManyRows = void (*)(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int rows, float* total,
                           float* scratch);
 
@@ -74,17 +77,26 @@ LinearKernel dense_kernel(int32_t format);
 LinearKernel legacy_kernel(int32_t format);
 LinearKernel k_quant_kernel(int32_t format);
 LinearKernel span_kernel(int32_t format);
-LinearKernel int_legacy_kernel(int32_t format);
-LinearKernel int_k_quant_kernel(int32_t format);
-LinearKernel int_span_kernel(int32_t format);
+LinearKernel byte_legacy_kernel(int32_t format);
+LinearKernel byte_k_quant_kernel(int32_t format);
+LinearKernel byte_span_kernel(int32_t format);
+LinearKernel word_legacy_kernel(int32_t format);
+LinearKernel word_k_quant_kernel(int32_t format);
+LinearKernel word_span_kernel(int32_t format);
 
-// coded: for inputs in 8 bits, where the format can take them.
-inline LinearKernel linear_kernel(int32_t format, bool coded) {
+// For coded inputs where the format can take them.
+inline LinearKernel linear_kernel(int32_t format, Coding coding) {
   const Format f = format_of(format);
-  if (f.scale == Scale::span)
-    return coded && f.codable() ? int_span_kernel(base_of(format)) : span_kernel(base_of(format));
-  if (coded && f.codable()) return f.two_level() ? int_k_quant_kernel(format) : int_legacy_kernel(format);
-  return f.dense() ? dense_kernel(format) : f.two_level() ? k_quant_kernel(format) : legacy_kernel(format);
+  if (f.dense()) return dense_kernel(format);
+  const bool is_span = f.scale == Scale::span;
+  const int32_t number = is_span ? base_of(format) : format;
+  if (coding == Coding::none || !f.codable())
+    return is_span ? span_kernel(number) : f.two_level() ? k_quant_kernel(number) : legacy_kernel(number);
+  if (coding == Coding::words)
+    return is_span         ? word_span_kernel(number)
+           : f.two_level() ? word_k_quant_kernel(number)
+                           : word_legacy_kernel(number);
+  return is_span ? byte_span_kernel(number) : f.two_level() ? byte_k_quant_kernel(number) : byte_legacy_kernel(number);
 }
 
 // The entries of a table, from a class with templates kFew<rows, panels> and kMany.

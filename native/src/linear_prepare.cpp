@@ -72,6 +72,19 @@ struct Prepared {
   int64_t floats;
 };
 
+void lay_out_codes(const Needs& needs, const RowLayout& layout, Pieces& pieces, CodedInputs& to) {
+  const bool wanted = needs.coding != Coding::none;
+  const int64_t rows = layout.rows, cols = layout.cols, spans = span_count(needs.coding, cols / kUnit);
+  const int64_t bytes = layout.size(kCodeRun) * code_bytes_of(needs.coding);
+  to.codes = reinterpret_cast<uint8_t*>(pieces.take(wanted, bytes / 4));
+  to.scales = pieces.take(wanted, rows * spans);
+  to.sums16 = pieces.take(needs.code_sums16, rows * (cols / 16));
+  to.sums32 = pieces.take(needs.code_sums32, rows * (cols / 32));
+  for (int index = 0; index < kStartCount; ++index)
+    to.starts[index] = reinterpret_cast<int32_t*>(
+        pieces.take(needs.starts >> index & 1, rows * (cols / kStarts[index].group)));
+}
+
 Prepared lay_out(const Needs& needs, const RowLayout& layout, float* memory) {
   const int64_t rows = layout.rows, cols = layout.cols;
   Pieces pieces(memory);
@@ -81,13 +94,7 @@ Prepared lay_out(const Needs& needs, const RowLayout& layout, float* memory) {
   to.rounded = pieces.take(needs.bf16, rows * (cols + cols % 2) / (bf16_in_pairs() ? 2 : 1));
   to.sums16 = pieces.take(needs.sums16, rows * (cols / 16));
   to.sums32 = pieces.take(needs.sums32, rows * (cols / 32));
-  to.coded.codes = reinterpret_cast<uint8_t*>(pieces.take(needs.codes, layout.size(kCodeRun) / 4));
-  to.coded.scales = pieces.take(needs.codes, rows * (cols / kUnit));
-  to.coded.sums16 = pieces.take(needs.code_sums16, rows * (cols / 16));
-  to.coded.sums32 = pieces.take(needs.code_sums32, rows * (cols / 32));
-  for (int log = 0; log < kOffsets; ++log)
-    to.coded.starts[log] =
-        reinterpret_cast<int32_t*>(pieces.take(needs.offsets >> log & 1, rows * (cols / start_group(log))));
+  lay_out_codes(needs, layout, pieces, to.coded);
   to.floats = pieces.used();
   return to;
 }
@@ -103,7 +110,7 @@ void prepare_row(const Needs& needs, const float* x, const RowLayout& layout, in
   }
   if (needs.sums16) sum_groups(x, 16, layout, row, to.sums16);
   if (needs.sums32) sum_groups(x, 32, layout, row, to.sums32);
-  if (needs.codes) quantize_row(x, layout, row, to.coded);
+  if (needs.coding != Coding::none) quantize_row(x, needs.coding, layout, row, to.coded);
 }
 
 // Rows in tiles for dense products of many rows.
@@ -128,18 +135,20 @@ bool are_few(const OctavoSegment* segments, int count, int64_t rows) {
   return rows <= kFewRows;
 }
 
-Needs needs_of(const OctavoSegment* segments, int count, bool coded) {
+Needs needs_of(const OctavoSegment* segments, int count, Coding coding) {
   Needs needs;
   for (int s = 0; s < count; ++s) {
     const Format f = format_of(segments[s].format);
+    const bool coded = coding != Coding::none;
     needs.bf16 |= segments[s].format == OCTAVO_BF16;
     needs.exact |= f.dense() && segments[s].format != OCTAVO_BF16;
     needs.values |= !f.dense() && !(coded && f.codable());
     if (coded && f.codable()) {
-      needs.codes = true;
+      needs.coding = coding;
       needs.code_sums16 |= f.mins && f.group == 16;
       needs.code_sums32 |= f.mins && f.group == 32;
-      needs.offsets |= static_cast<unsigned>(dot_offset(f)); // a power of two is its own bit
+      if (const int offset = dot_offset(f, coding))
+        needs.starts |= 1u << start_index(offset, f.group);
     } else {
       needs.sums16 |= f.mins && f.group == 16;
       needs.sums32 |= f.mins && f.group == 32;
@@ -178,6 +187,7 @@ LinearInputs prepare(Team& team, const Needs& needs, const float* x, const RowLa
   in.sums16 = to.sums16;
   in.sums32 = to.sums32;
   in.coded = to.coded;
+  in.coding = needs.coding;
   return in;
 }
 

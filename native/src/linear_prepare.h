@@ -14,12 +14,12 @@ bool are_few(const OctavoSegment* segments, int count, int64_t rows);
 // What the segments' formats need beside the inputs themselves.
 struct Needs {
   bool values = false, exact = false, bf16 = false, sums16 = false, sums32 = false;
-  bool codes = false, code_sums16 = false, code_sums32 = false;
-  unsigned offsets = 0; // bit log2 of each dot_offset
+  Coding coding = Coding::none;
+  bool code_sums16 = false, code_sums32 = false;
+  unsigned starts = 0; // bits of indices of kStarts
 };
 
-// coded: inputs in 8 bits for the formats that can take them.
-Needs needs_of(const OctavoSegment* segments, int count, bool coded);
+Needs needs_of(const OctavoSegment* segments, int count, Coding coding);
 
 // How much memory prepared inputs take; a multiple of 16.
 int64_t prepared_floats(const Needs& needs, const RowLayout& layout);

@@ -1,13 +1,25 @@
-// Inputs of a product as numbers of 8 bits: x = scale * code, one scale for every unit of 32 inputs of a row.
+// Inputs of a product as integers: x = scale * code, one scale for a span of inputs of a row.
 //
-// scale = largest |x| / 127, code = x / scale to the nearest integer, ties to even. A row that holds a NaN or an
-// infinity gets NaN for every scale, so that its results show it.
+// scale = largest |x| of the span / largest code, code = x / scale to the nearest integer, ties to even. A row that
+// holds a NaN or an infinity gets NaN for every scale, so that its results show it.
 #pragma once
 #include <stdint.h>
 
 #include "formats.h"
 
 namespace octavo {
+
+// What inputs are rounded to for the segments that can take it: nothing, 8 or 16 bits.
+enum class Coding : int32_t { none = OCTAVO_CODING_EXACT, bytes = OCTAVO_CODING_INT8, words = OCTAVO_CODING_INT16 };
+
+constexpr int code_bytes_of(Coding coding) { return coding == Coding::words ? 2 : 1; }
+
+// Units of 32 inputs that share a scale; the last span of a row may have fewer. 8 bits are too few for an outlier and
+// many others. For 16 bits one scale a row would do, but a product with a byte, summed over more, would not fit 32.
+constexpr int span_units(Coding coding) { return coding == Coding::words ? 4 : 1; }
+constexpr int64_t span_count(Coding coding, int64_t units) {
+  return (units + span_units(coding) - 1) / span_units(coding);
+}
 
 // How the numbers of `rows` rows stand. Kernels of few rows read one row after the other. Kernels of many rows read the
 // same inputs of all rows, so these stand together, at a distance that is no power of two of memory: runs of kRun
@@ -29,22 +41,32 @@ struct RowLayout {
 };
 
 constexpr int kFloatRun = 64; // inputs of a run in floats
-constexpr int kCodeRun = 256;
+constexpr int kCodeRun = 128; // whole spans
 
-constexpr int kOffsets = 8; // a format's dot_offset is a power of two below 2^kOffsets
+// What a sum of codes * inputs starts from where a format's codes are raised by an offset: -offset * sum of the input
+// codes, over the inputs of a group.
+struct Start {
+  int offset, group;
+};
+constexpr Start kStarts[] = {{4, 16}, {32, 16}, {8, 32}, {16, 32}, {128, 32}};
+constexpr int kStartCount = sizeof kStarts / sizeof *kStarts;
+constexpr int start_index(int offset, int group) {
+  int index = 0;
+  while (index < kStartCount && !(kStarts[index].offset == offset && kStarts[index].group == group)) ++index;
+  return index;
+}
 
 // For rows of `cols` inputs, a multiple of 32, as the layout says. Null: no format needs it. Per row:
 struct CodedInputs {
-  uint8_t* codes;            // [cols] signed; in each eight inputs first those at 0, 2, 4, 6, then those at 1, 3, 5, 7
-  float* scales;             // [cols / 32]
-  float* sums16;             // [cols / 16] scale * sum of 16 codes
-  float* sums32;             // [cols / 32] likewise of 32
-  int32_t* starts[kOffsets]; // at log2 of a format's dot_offset: [cols / the format's group] -offset * sum of the codes
+  // [cols] signed, in the order that formats.h gives weights in: of eight inputs in 8 bits those at 0, 2, 4, 6, then at
+  // 1, 3, 5, 7; in 16 bits at 0, 4, 2, 6, 1, 5, 3, 7
+  uint8_t* codes;
+  float* scales;                // [spans]
+  float* sums16;                // [cols / 16] sums of codes
+  float* sums32;                // [cols / 32]
+  int32_t* starts[kStartCount]; // [cols / group]
 };
 
-void quantize_row(const float* x, const RowLayout& layout, int64_t row, const CodedInputs& out);
-
-// Inputs that share a start at log2 of an offset: groups of 16 or 32, told by the offset alone.
-constexpr int start_group(int log_offset) { return log_offset == 2 || log_offset == 5 ? 16 : 32; }
+void quantize_row(const float* x, Coding coding, const RowLayout& layout, int64_t row, const CodedInputs& out);
 
 } // namespace octavo

@@ -18,7 +18,7 @@ from octavo.kernels.cpu.cache import CachePart
 from octavo.kernels.cpu.library import NativeLibrary, load_library
 from octavo.kernels.cpu.packer import NativePacker
 from octavo.kernels.cpu.program import NativeProgram, ProgramLimits, Recording
-from octavo.kernels.cpu.structs import CACHE_FORMAT_OF_DTYPE
+from octavo.kernels.cpu.structs import CACHE_FORMAT_OF_DTYPE, Coding
 from octavo.kernels.cpu.team import ThreadTeam
 from octavo.model.decoder import Decoder
 from octavo.ops.weight import PackedWeight, Packer
@@ -94,15 +94,15 @@ class NativeBackend:
         }
         cache = storage.cache(model.cache_types.plain, model.block_size.value, table.tables, parts)
         limits = ProgramLimits(model.max_num_batched_tokens.value, model.max_num_seqs.value)
-        how = Recording(coded=model.linear_compute.value == "int8")
+        how = Recording(coding=Coding[model.linear_compute.value.upper()])
         length = model.max_model_len.value
         self.program = record_program(self._library, self._team, decoder, limits, cache, length, how)
         return NativeRunner(self.program, storage)
 
     def kernels(self, weights: Sequence[PackedWeight]) -> list[KernelChoice]:
         """See Backend."""
-        forced, coded = "best" not in self._config.isa.reason, self._config.linear_compute.value == "int8"
-        return kernel_choices(self._library, weights, forced=forced, coded=coded)
+        forced, compute = "best" not in self._config.isa.reason, self._config.linear_compute.value
+        return kernel_choices(self._library, weights, forced=forced, compute=compute)
 
     def close(self) -> None:
         """See Backend."""

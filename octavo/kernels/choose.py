@@ -17,6 +17,7 @@ _ISA_REASON = {
 
 
 _DENSE = ("f32", "f16")
+_ROUNDED = {"int8": "activations in 8 bits, one scale for 32", "int16": "activations in 16 bits, one scale for 128"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,13 @@ class KernelChoice:
 
 
 def kernel_choices(
-    library: NativeLibrary, weights: Iterable[PackedWeight], forced: bool, coded: bool = False
+    library: NativeLibrary, weights: Iterable[PackedWeight], forced: bool, compute: str = "exact"
 ) -> list[KernelChoice]:
     """The library, then each weight format in use with its share of the weights.
 
     Args:
         forced: the instruction set was asked for by name.
-        coded: products with weights of block formats round their inputs to 8 bits.
+        compute: what products with weights of block formats do with their inputs, as --linear-compute names it.
     """
     reason = "asked for with --isa" if forced else _ISA_REASON.get(library.isa, "it is the best build present")
     choices = [KernelChoice("all ops", f"native {library.isa}", reason)]
@@ -45,16 +46,16 @@ def kernel_choices(
             held[segment.format] += segment.rows * weight.shape[1]
     total = sum(held.values())
     for name, elements in held.most_common():
-        choices.append(_format_choice(name, elements / total, coded))
+        choices.append(_format_choice(name, elements / total, compute))
     return choices
 
 
-def _format_choice(name: str, share: float, coded: bool) -> KernelChoice:
+def _format_choice(name: str, share: float, compute: str) -> KernelChoice:
     code = format_code(name)
     kernel = "none" if code is None else f"linear {name}, panels of 16 rows"
     inputs = "activations stay float32"
     if name == "bf16":
         inputs = "activations rounded to bf16"
-    elif coded and name not in _DENSE and not name.startswith("e4m3"):
-        inputs = "activations in 8 bits, one scale for 32"
+    elif compute in _ROUNDED and name not in _DENSE and not name.startswith("e4m3"):
+        inputs = _ROUNDED[compute]
     return KernelChoice(f"weights in {name}", kernel, f"{share:.0%} of the elements are stored so; {inputs}")

@@ -182,16 +182,19 @@ def test_what_is_asked_for_wins_over_the_profile() -> None:
     ("options", "format", "expected"),
     [
         ({}, "bf16", ("none", "bf16", "exact")),
-        ({}, "q4_k", ("none", "q4_k", "exact")),
+        ({}, "q4_k", ("none", "q4_k", "int16")),
         ({"linear_compute": "int8"}, "q4_k", ("none", "q4_k", "int8")),
         ({"quantization": "int8"}, "bf16", ("int8", "q8_0", "int8")),
         ({"quantization": "int4", "linear_compute": "exact"}, "f16", ("int4", "q4_1", "exact")),
-        ({"quantization": "gguf"}, "q8_0", ("none", "q8_0", "exact")),
+        ({"quantization": "gguf"}, "q8_0", ("none", "q8_0", "int16")),
+        ({"linear_compute": "exact"}, "q6_k", ("none", "q6_k", "exact")),
+        ({"linear_compute": "int16"}, "bf16", ("none", "bf16", "int16")),
         ({"quantization": "fp8"}, "bf16", ("fp8", "e4m3_row_f32", "exact")),
+        ({}, "e4m3_row_f32", ("none", "e4m3_row_f32", "exact")),
         ({"quantization": "auto"}, "f32", ("none", "f32", "exact")),
     ],
 )
-def test_rounded_weights_meet_inputs_in_8_bits(options: dict[str, Any], format: str, expected: tuple[str, ...]) -> None:
+def test_what_products_do_with_their_inputs(options: dict[str, Any], format: str, expected: tuple[str, ...]) -> None:
     model = resolve(facts=replace(FACTS, format=format), **options)
     assert (model.quantization.value, model.weights.value, model.linear_compute.value) == expected
     assert all(choice.reason for choice in (model.quantization, model.weights, model.linear_compute))
@@ -220,8 +223,9 @@ def test_quantization_that_cannot_be(asked: str, format: str, error: type[Except
 
 def test_the_torch_backend_multiplies_floats() -> None:
     assert resolve(facts=replace(FACTS, format="q8_0"), backend="torch").linear_compute.value == "exact"
-    with pytest.raises(UnsupportedError, match="linear_compute int8"):
-        resolve(backend="torch", linear_compute="int8")
+    for asked in ("int8", "int16"):
+        with pytest.raises(UnsupportedError, match=f"linear_compute {asked}"):
+            resolve(backend="torch", linear_compute=asked)
 
 
 def test_shares_need_the_policy_that_keeps_them() -> None:

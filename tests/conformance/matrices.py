@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 from octavo.kernels.cpu.allocate import aligned_bytes
 from octavo.kernels.cpu.library import NativeLibrary, load_library, supported_isas
 from octavo.kernels.cpu.packer import NativePacker
-from octavo.kernels.cpu.structs import OctavoInstruction, OctavoProgram, OctavoSegment, OctavoStep, Opcode, format_code
+from octavo.kernels.cpu.structs import (
+    Coding,
+    OctavoInstruction,
+    OctavoProgram,
+    OctavoSegment,
+    OctavoStep,
+    Opcode,
+    format_code,
+)
 from octavo.kernels.cpu.team import ThreadTeam
 from octavo.ops.weight import PackedWeight, StoredTensor
 
@@ -97,9 +105,9 @@ def run(
     residual: int = -1,
     out: int = 1,
     ids: NDArray[np.int32] | None = None,
-    coded: bool = False,
+    coding: Coding = Coding.EXACT,
 ) -> None:
-    """One instruction on buffers[0], into buffers[out]; coded: inputs in 8 bits."""
+    """One instruction on buffers[0], into buffers[out]."""
     segments = (OctavoSegment * len(weight.segments))()
     for segment, packed in zip(segments, weight.segments, strict=True):
         code = format_code(packed.format)
@@ -110,7 +118,7 @@ def run(
     code = OctavoInstruction(opcode=opcode, out=out, out2=-1, in0=0, in1=residual)
     code.width, code.depth = weight.shape if opcode == Opcode.LINEAR else (weight.shape[1], 0)
     code.i[1] = len(segments)
-    code.i[2] = coded if opcode == Opcode.LINEAR else 0
+    code.i[2] = coding if opcode == Opcode.LINEAR else 0
     code.p[0] = ctypes.addressof(segments)
     code.p[1] = None if bias is None else bias.ctypes.data
     pointers = (ctypes.c_void_p * len(buffers))(*(buffer.ctypes.data for buffer in buffers))
@@ -125,12 +133,12 @@ def linear(
     weight: PackedWeight,
     x: Floats,
     bias: Floats | None = None,
-    coded: bool = False,
+    coding: Coding = Coding.EXACT,
 ) -> Floats:
     """x @ weight^T + bias."""
     inputs, out = buffer(x.shape), buffer((len(x), weight.shape[0]))
     inputs[:] = x
-    run(machine, team, Opcode.LINEAR, weight, (inputs, out), len(x), bias=bias, coded=coded)
+    run(machine, team, Opcode.LINEAR, weight, (inputs, out), len(x), bias=bias, coding=coding)
     return out
 
 

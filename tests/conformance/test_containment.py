@@ -9,6 +9,7 @@ from octavo.kernels.cpu.packer import NativePacker
 from octavo.kernels.cpu.program import NativeProgram, ProgramLimits
 from octavo.kernels.cpu.recorder import ProgramRecorder
 from octavo.kernels.cpu.step import NativeStep
+from octavo.kernels.cpu.structs import Coding
 from octavo.ops.conformance import FORMATS, QUANTIZED, CacheShape, Scene, numbers, spans_of, stored, tables_for
 from octavo.ops.interface import LayerCache, RowRules
 from octavo.spec.decoder import AttentionSpec
@@ -31,14 +32,14 @@ def assert_rows_equal(left, right, spoilt=SPOILT):
     np.testing.assert_array_equal(left[others].view(np.int32), right[others].view(np.int32))
 
 
-@pytest.mark.parametrize("compute", ["exact", "int8"])
+@pytest.mark.parametrize("coding", list(Coding))
 @pytest.mark.parametrize("isa", ISAS)
-def test_products(isa, compute):
+def test_products(isa, coding):
     native, threads = library(isa), team(isa, 2)
     packer = NativePacker(native, threads)
     clean = numbers(3, TOKENS, 256)
     for format in FORMATS:
-        recorder = ProgramRecorder(native, coded=compute == "int8")
+        recorder = ProgramRecorder(native, coding=coding)
         x = recorder.input(256)
         out = recorder.linear(x, packer.matrix([stored(format, 40, 256, 1)]))
         program = NativeProgram(native, threads, recorder.instructions, ProgramLimits(TOKENS, 1))

@@ -21,7 +21,7 @@ from octavo.kernels.cpu.packer import NativePacker
 from octavo.kernels.cpu.program import NativeProgram, ProgramLimits
 from octavo.kernels.cpu.recorder import ProgramRecorder
 from octavo.kernels.cpu.step import NativeStep
-from octavo.kernels.cpu.structs import Opcode
+from octavo.kernels.cpu.structs import Coding, Opcode
 from octavo.ops.conformance import CacheShape, numbers, stored, tables_for
 from octavo.ops.interface import LayerCache, RopeTable
 from octavo.ops.weight import PackedWeight, Segment, StoredTensor
@@ -117,19 +117,24 @@ def test_a_program_can_be_read():
     assert f"{len(program.instructions)} instructions" in text
 
 
-def test_a_reader_sees_which_products_take_inputs_in_8_bits():
+@pytest.mark.parametrize(
+    ("coding", "words"), [(Coding.EXACT, None), (Coding.INT8, "inputs in 8 bits"), (Coding.INT16, "inputs in 16 bits")]
+)
+def test_a_reader_sees_which_products_round_their_inputs(coding, words):
     packer = NativePacker(library(BEST), team(BEST))
     values = np.random.default_rng(0).standard_normal((16, 64), np.float32)
     exact = StoredTensor("w", "f32", values.shape, values.view(np.uint8).reshape(-1))
     weights = [packer.matrix([exact]), packer.matrix([packer.quantize(exact, "q8_0")])]
-    for coded in (False, True):
-        recorder = ProgramRecorder(library(BEST), coded=coded)
-        x = recorder.input(64)
-        for weight in weights:
-            recorder.linear(x, weight)
-        program = NativeProgram(library(BEST), team(BEST), recorder.instructions, ProgramLimits(1, 1))
-        told = ["inputs in 8 bits" in line for line in describe(program) if "LINEAR" in line]
-        assert told == [False, coded]
+    recorder = ProgramRecorder(library(BEST), coding=coding)
+    x = recorder.input(64)
+    for weight in weights:
+        recorder.linear(x, weight)
+        recorder.head_linear(x, weight)
+    program = NativeProgram(library(BEST), team(BEST), recorder.instructions, ProgramLimits(1, 1))
+    for line in describe(program):
+        if "LINEAR" in line:
+            assert ("inputs in" in line) == (words is not None and "q8_0" in line)
+            assert words is None or (words in line) == ("q8_0" in line)
 
 
 def test_each_instruction_is_timed():

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from octavo.errors import CheckpointError
-from octavo.kernels.cpu.structs import Opcode
+from octavo.kernels.cpu.structs import Coding, Opcode
 from octavo.ops.weight import StoredTensor
 from octavo.quantization.format import FORMATS
 from octavo.quantization.gguf_blocks import dequantize, first_invalid_row
 from octavo.quantization.span_rows import in_order
 from tests.conformance.matrices import ISAS, buffer, inputs_of, linear, machine_of, run
 from tests.conformance.spans import SPAN_FORMATS, random_spans
-from tests.conformance.test_linear_int8 import rounded
+from tests.conformance.test_linear_coded import rounded
 
 # Every format's codes, and every span, scale and order, but not all of their combinations.
 SOME = tuple(
@@ -70,25 +70,27 @@ def test_linear_is_the_product(machine, format, rows, cols):
         assert_close(linear(machine, machine.teams[1], weight, x), x, made.values)
 
 
+@pytest.mark.parametrize("coding", [Coding.INT8, Coding.INT16])
 @pytest.mark.parametrize("format", CODED)
-def test_the_product_of_inputs_in_8_bits(machine, format):
+def test_the_product_of_rounded_inputs(machine, format, coding):
     made = random_spans(format, 75, 640)
     weight = machine.packer.matrix([made.stored])
     for tokens in (1, 3, 7, 40):
         x = inputs_of(tokens, 640)
         x = x if made.stored.order is None else x[:, np.argsort(made.stored.order)]
-        expected = rounded(x if made.stored.order is None else x[:, made.stored.order])
+        expected = rounded(x if made.stored.order is None else x[:, made.stored.order], coding)
         values = made.values if made.stored.order is None else made.values[:, made.stored.order]
-        assert_close(linear(machine, machine.teams[1], weight, x, coded=True), expected, values)
+        assert_close(linear(machine, machine.teams[1], weight, x, coding=coding), expected, values)
 
 
 @pytest.mark.parametrize("format", [name for name in SOME if name.startswith("e4m3")])
-def test_floats_of_8_bits_take_no_inputs_in_8_bits(machine, format):
+def test_floats_of_8_bits_take_no_rounded_inputs(machine, format):
     weight = machine.packer.matrix([random_spans(format, 75, 640).stored])
     for tokens in (1, 20):
         x = inputs_of(tokens, 640)
         exact = linear(machine, machine.teams[0], weight, x)
-        np.testing.assert_array_equal(linear(machine, machine.teams[0], weight, x, coded=True), exact)
+        for coding in (Coding.INT8, Coding.INT16):
+            np.testing.assert_array_equal(linear(machine, machine.teams[0], weight, x, coding=coding), exact)
 
 
 @pytest.mark.parametrize("format", ["int4z_g32_f32", "int8z_row_bf16", "int8_row_f32", "e4m3_g32_f32"])
@@ -102,14 +104,14 @@ def test_few_inputs(machine, format, cols):
 
 
 @pytest.mark.parametrize("format", ["int4_g64_bf16_ordered", "int4z_g128_f16", "int8z_g32_f16", "e4m3_g128_shared"])
-@pytest.mark.parametrize("coded", [False, True])
-def test_bits_depend_on_nothing_but_the_row(machine, format, coded):
+@pytest.mark.parametrize("coding", list(Coding))
+def test_bits_depend_on_nothing_but_the_row(machine, format, coding):
     weight = machine.packer.matrix([random_spans(format, 211, 768).stored])
     x = inputs_of(150, 768)
-    expected = linear(machine, machine.teams[0], weight, x, coded=coded)
+    expected = linear(machine, machine.teams[0], weight, x, coding=coding)
     for tokens in (1, 2, 5, 11, 33, 61, 150):
         for team in machine.teams:
-            actual = linear(machine, team, weight, x[-tokens:], coded=coded)
+            actual = linear(machine, team, weight, x[-tokens:], coding=coding)
             np.testing.assert_array_equal(actual.view(np.uint32), expected[-tokens:].view(np.uint32))
 
 

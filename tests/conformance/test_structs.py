@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from octavo.kernels.cpu.library import declarations
-from octavo.kernels.cpu.structs import STRUCTS, ActivationCode, Format, Opcode
+from octavo.kernels.cpu.structs import STRUCTS, ActivationCode, Coding, Format, Opcode
 
 HEADERS = Path(__file__).parents[2] / "native" / "include"
 INSTRUCTION = (HEADERS / "octavo" / "instruction.h").read_text()
@@ -46,10 +46,15 @@ def test_structs_have_all_fields_of_the_header():
 
 
 def test_enums_have_the_numbers_of_the_header():
-    for enum, name in ((Opcode, "OctavoOpcode"), (Format, "OctavoFormat"), (ActivationCode, "OctavoActivation")):
+    for enum, name, prefix in (
+        (Opcode, "OctavoOpcode", ""),
+        (Format, "OctavoFormat", ""),
+        (ActivationCode, "OctavoActivation", ""),
+        (Coding, "OctavoCoding", "CODING_"),
+    ):
         body = re.search(rf"enum {name} \{{([^}}]*)\}}", INSTRUCTION)
         assert body is not None, name
-        members = {key: int(value) for key, value in re.findall(r"OCTAVO_(\w+) = (\d+)", body[1])}
+        members = {key: int(value) for key, value in re.findall(rf"OCTAVO_{prefix}(\w+) = (\d+)", body[1])}
         assert members == {member.name: member.value for member in enum}
 
 

@@ -88,27 +88,33 @@ def files_table(directory):
     return rows
 
 
-def int8_table(directory):
-    """What inputs in 8 bits change: the files as they are, then SmolLM2 in every block format."""
-    rows = [("weights", "exact", "inputs in 8 bits", "difference", "RMS of log-probabilities", "greedy tokens equal")]
+def inputs_table(directory):
+    """What rounded inputs change: the files as they are, then SmolLM2 in every block format."""
+    rows = [
+        ("weights", "inputs in", "exact", "rounded", "difference", "RMS of log-probabilities", "greedy tokens equal")
+    ]
     for name in PROMPTS:
         path = smollm2_path() if name == "smollm2" else gemma3_path(directory)
-        exact = read_perplexities()[name]
-        with open_llm(path, linear_compute="int8") as llm:
-            found = perplexity(llm, page_ids(path))
-            errors, equal = measure(llm, read_golden(name, "quantized").values())
-        rms, counts = np.sqrt(np.square(errors).mean()), ", ".join(str(count) for count in equal)
-        rows.append((f"{_NAMES[name]}, its file", *_compared(found, exact, 1.0)[:3], f"{rms:.2g}", counts))
+        for compute, bits in _ROUNDED.items():
+            with open_llm(path, linear_compute=compute) as llm:
+                found = perplexity(llm, page_ids(path))
+                errors, equal = measure(llm, read_golden(name, "quantized").values())
+            rms, counts = np.sqrt(np.square(errors).mean()), ", ".join(str(count) for count in equal)
+            compared = _compared(found, read_perplexities()[name], 1.0)[:3]
+            rows.append((f"{_NAMES[name]}, its file", bits, *compared, f"{rms:.2g}", counts))
     requantizer, ids = Requantizer(smollm2_path()), page_ids(smollm2_path())
     for format in FORMATS:
         if STORAGE[format].role != "block":
             continue
-        path = requantizer.write(format, directory / "int8.gguf")
-        with open_llm(path, skip_tokenizer_init=True, linear_compute="int8") as llm:
-            found = perplexity(llm, ids)
-        rows.append((f"SmolLM2 in {format}", *_compared(found, read_perplexities()[format], 1.0)[:3], "", ""))
+        path = requantizer.write(format, directory / "rounded.gguf")
+        for compute, bits in _ROUNDED.items():
+            with open_llm(path, skip_tokenizer_init=True, linear_compute=compute) as llm:
+                found = perplexity(llm, ids)
+            rows.append((f"SmolLM2 in {format}", bits, *_compared(found, read_perplexities()[format], 1.0)[:3], "", ""))
     return rows
 
+
+_ROUNDED = {"int16": "16 bits", "int8": "8 bits"}  # --linear-compute
 
 # Layers that are left out, beside none.
 _LEFT_OUT = {
@@ -185,7 +191,7 @@ TABLES = {
     "answers": answers_table,
     "files": files_table,
     "formats": perplexity_table,
-    "int8": int8_table,
+    "inputs": inputs_table,
 }
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from tests.golden.requantize import FORMATS, Requantizer, read_perplexities
 
 # Relative difference from transformers in float32 with the same quantized weights.
 TOLERANCE = 5e-4
-# The same when products round their inputs to 8 bits; one format of each kind of kernel.
-INT8_TOLERANCE = 0.01
-INT8_FORMATS = ("q4_0", "q8_0", "q4_k", "q6_k")
+# The same when products round their inputs; one format of each kind of kernel.
+ROUNDED_TOLERANCES = {"int16": TOLERANCE, "int8": 0.01}
+ROUNDED_FORMATS = ("q4_0", "q8_0", "q4_k", "q6_k")
 # How much a format may raise the perplexity of float32, as a share of it. Formats of 256-element blocks hold only the
 # down projections here (requantize.py). The test's quantizers only round: files made with care do better.
 BOUNDS = {
@@ -48,16 +48,17 @@ def test_perplexity_is_the_oracle_s(format, requantizer, ids, tmp_path):
     assert found <= wanted["f32"] * (1 + BOUNDS[format] + TOLERANCE)
 
 
-@pytest.mark.parametrize("format", INT8_FORMATS)
-def test_inputs_in_8_bits_cost_little(format, requantizer, ids, tmp_path):
+@pytest.mark.parametrize("format", ROUNDED_FORMATS)
+@pytest.mark.parametrize("compute", ROUNDED_TOLERANCES)
+def test_rounded_inputs_cost_little(compute, format, requantizer, ids, tmp_path):
     """Different numbers, so it was in effect."""
     path = requantizer.write(format, tmp_path / f"{format}.gguf")
-    with open_llm(path, skip_tokenizer_init=True, linear_compute="int8") as llm:
+    with open_llm(path, skip_tokenizer_init=True, linear_compute=compute) as llm:
         found = perplexity(llm, ids)
     path.unlink()
     wanted = read_perplexities()[format]
-    assert found == pytest.approx(wanted, rel=INT8_TOLERANCE)
-    assert found != pytest.approx(wanted, rel=1e-5)
+    assert found == pytest.approx(wanted, rel=ROUNDED_TOLERANCES[compute])
+    assert found != pytest.approx(wanted, rel=1e-5 if compute == "int8" else 1e-8)
 
 
 @pytest.mark.parametrize("name", PROMPTS)

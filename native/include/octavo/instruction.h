@@ -63,7 +63,7 @@ typedef struct {
  *
  *   EMBED           out[T, width] = row of table.         p[0] OctavoSegment*, i[1] their count, i[2] ids: 0 token ids, 1 positions
  *   LINEAR          out = in0 @ w^T (+ bias p[1]) (+ in1, a residual, when in1 >= 0).   p[0] OctavoSegment*, i[1] count, depth = in
- *                                                         i[2] 1: inputs are rounded to 8 bits where the segment is of a block format
+ *                                                         i[2] OctavoCoding: what segments of a block format round their inputs to
  *   RMS_NORM        out = norm(in0) * p[0] (null: 1).     f[0] eps
  *   LAYER_NORM      out = norm(in0) * p[0] + p[1].        f[0] eps
  *   ADD             out = in0 + in1
@@ -89,7 +89,7 @@ typedef struct {
  *   LATENT_ATTENTION out = attention(in0 = q in the latent space [heads][rank], in1 = what LATENT_CACHE gave), [heads][rank]
  *                                                         i[1..6] as above; f[0] scale. Both: i[8..9] as above
  *   HEAD_LINEAR     out[:, h] = in0[:, h, :depth] @ w_h^T.   p[0] OctavoSegment*, one a head, i[1] their count,
- *                                                         i[2] elements a head of in0
+ *                                                         i[2] elements a head of in0, i[3] as i[2] of LINEAR
  *   CAUSAL_CONV     out = convolution of in0's columns from i[3] on with the last i[2] inputs of each of i[1] channels
  *                   i[4] width of in0, i[5] bits: 1 gated: in0 = [b | c | x], out = c * conv(b * x); 2: silu of the sum
  *                   p[0] weight [taps, width], the oldest input's first  p[1] bias (null: none)  p[2] pieces
@@ -147,6 +147,12 @@ enum OctavoActivation {
   OCTAVO_RELU = 3,
   OCTAVO_RELU2 = 4,
   OCTAVO_QUICK_GELU = 5,
+};
+
+enum OctavoCoding {
+  OCTAVO_CODING_EXACT = 0,
+  OCTAVO_CODING_INT8 = 1,
+  OCTAVO_CODING_INT16 = 2,
 };
 
 typedef struct {

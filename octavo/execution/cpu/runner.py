@@ -31,7 +31,7 @@ def record_program(
     how: Recording = DEFAULT_RECORDING,
 ) -> NativeProgram:
     """One whole step of `decoder`, sampling included, as a program."""
-    recorder = ProgramRecorder(library, cache, max_len, how.coded)
+    recorder = ProgramRecorder(library, cache, max_len, how.coding)
     decoder.forward(recorder, RecordedStep())
     return NativeProgram(library, team, recorder.instructions, limits, cache, how.fused)
 

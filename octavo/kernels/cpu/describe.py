@@ -7,7 +7,7 @@ import numpy as np
 
 from octavo.kernels.cpu.instruction import Axis, Buffer, Instruction
 from octavo.kernels.cpu.program import NativeProgram
-from octavo.kernels.cpu.structs import ActivationCode, CacheType, Opcode
+from octavo.kernels.cpu.structs import ActivationCode, CacheType, Coding, Opcode
 from octavo.ops.weight import PackedWeight
 
 _FLOAT = 4  # bytes
@@ -94,6 +94,7 @@ def _notes(ins: Instruction) -> str:
         notes.append(f"{heads} heads of {head_dim}, state {state}, {groups} groups")
     if ins.opcode is Opcode.HEAD_LINEAR:
         notes.append(f"{ins.integers[0]} heads")
+        notes += _coding_notes(ins, ins.integers[2])
     if ins.opcode in (Opcode.ACT, Opcode.ACT_MUL):
         notes.append(ActivationCode(ins.integers[0]).name.lower())
     if ins.opcode is Opcode.SCALE_BY_POSITION:
@@ -102,7 +103,7 @@ def _notes(ins: Instruction) -> str:
         notes.append(f"{ins.floats[0]:g}")
     if ins.opcode is Opcode.LINEAR:
         notes += ["bias"] if ins.operands[1] is not None else []
-        notes += ["inputs in 8 bits"] if ins.integers[1] and _has_blocks(ins) else []
+        notes += _coding_notes(ins, ins.integers[1])
     if ins.opcode is Opcode.EMBED:
         notes.append("of positions" if ins.integers[1] else "of token ids")
     if ins.fused:
@@ -131,6 +132,11 @@ def _attention_notes(ins: Instruction) -> list[str]:
         notes.append(f"{heads} heads of {nope} + {rotary}, latent {rank}, {_kept(ins)}")
         notes += [f"scale {ins.floats[0]:.4g}"] if ins.opcode is Opcode.LATENT_ATTENTION else []
     return notes
+
+
+def _coding_notes(ins: Instruction, coding: int) -> list[str]:
+    bits = {Coding.INT8: 8, Coding.INT16: 16}.get(Coding(coding))
+    return [f"inputs in {bits} bits"] if bits and _has_blocks(ins) else []
 
 
 def _has_blocks(ins: Instruction) -> bool:

@@ -15,7 +15,7 @@ from octavo.kernels.cpu.instruction import Buffer, Instruction, Operand
 from octavo.kernels.cpu.library import NativeLibrary
 from octavo.kernels.cpu.memory import MemoryPlan, plan_memory, tail_start
 from octavo.kernels.cpu.step import NativeStep
-from octavo.kernels.cpu.structs import OctavoInstruction, OctavoProgram, OctavoSegment, Opcode, format_code
+from octavo.kernels.cpu.structs import Coding, OctavoInstruction, OctavoProgram, OctavoSegment, Opcode, format_code
 from octavo.kernels.cpu.team import ThreadTeam
 from octavo.ops.weight import PackedWeight
 
@@ -32,11 +32,11 @@ class ProgramLimits:
 class Recording:
     """How a forward becomes a program.
 
-    fused: apply the peephole rules. coded: products with weights of block formats round their inputs to 8 bits.
+    fused: apply the peephole rules. coding: what products with weights of block formats round their inputs to.
     """
 
     fused: bool = True
-    coded: bool = False
+    coding: Coding = Coding.EXACT
 
 
 class NativeProgram:

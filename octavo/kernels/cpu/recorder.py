@@ -13,7 +13,7 @@ from octavo.kernels.cpu.allocate import is_aligned
 from octavo.kernels.cpu.cache import NativeCache
 from octavo.kernels.cpu.instruction import Axis, Buffer, Ids, Instruction, Places, Vector
 from octavo.kernels.cpu.library import NativeLibrary
-from octavo.kernels.cpu.structs import ActivationCode, CacheType, Opcode, format_code
+from octavo.kernels.cpu.structs import ActivationCode, CacheType, Coding, Opcode, format_code
 from octavo.ops.interface import LayerCache, RopeTable
 from octavo.ops.weight import PackedWeight
 from octavo.spec.decoder import Activation as ActivationKind
@@ -29,19 +29,23 @@ class ProgramRecorder:
         library: whose packed layouts the weights are checked against.
         cache: what attention reads and writes; None when the program has none.
         max_len: longest context; rope and position tables must reach it.
-        coded: products with weights of block formats round their inputs to 8 bits.
+        coding: what products with weights of block formats round their inputs to.
 
     Every op raises InternalError when its arguments do not fit together.
     """
 
     def __init__(
-        self, library: NativeLibrary, cache: NativeCache | None = None, max_len: int = 0, coded: bool = False
+        self,
+        library: NativeLibrary,
+        cache: NativeCache | None = None,
+        max_len: int = 0,
+        coding: Coding = Coding.EXACT,
     ) -> None:
         self.instructions: list[Instruction] = []
         self._library = library
         self._cache = cache
         self._max_len = max_len
-        self._coded = coded
+        self._coding = coding
         self._buffers = 0
 
     def input(self, width: int, axis: Axis = Axis.TOKENS) -> Buffer:
@@ -66,7 +70,7 @@ class ProgramRecorder:
         _require(depth == x.width, f"a weight of {depth} inputs is applied to an activation {x.width} wide")
         self._check_matrix(weight)
         _check_vector(bias, width, "bias")
-        integers = (len(weight.segments), int(self._coded))
+        integers = (len(weight.segments), self._coding)
         return self._emit(
             Instruction(Opcode.LINEAR, x.axis, width, x, depth=depth, integers=integers, operands=(weight, bias))
         )
@@ -184,7 +188,7 @@ class ProgramRecorder:
         _require(len(rows) == 1 and rows.pop() * heads == width, "every head has one segment of equal height")
         _require(x.width % heads == 0 and x.width >= heads * depth, f"{x.width} elements are no {heads} x {depth}")
         self._check_matrix(weight)
-        integers = (heads, x.width // heads)
+        integers = (heads, x.width // heads, self._coding)
         return self._emit(
             Instruction(Opcode.HEAD_LINEAR, x.axis, width, x, depth=depth, integers=integers, operands=(weight,))
         )

@@ -95,6 +95,14 @@ class ActivationCode(IntEnum):
     QUICK_GELU = 5
 
 
+class Coding(IntEnum):
+    """What inputs are rounded to: the header's OctavoCoding; the lower-case name is that of --linear-compute."""
+
+    EXACT = 0
+    INT8 = 1
+    INT16 = 2
+
+
 class OctavoSegment(ctypes.Structure):
     """Consecutive output rows of a matrix in one packed format."""
 

@@ -1,0 +1,17 @@
+// Kernels of formats whose scales belong to spans of inputs, for inputs in 8 bits.
+#include "linear_int.h"
+
+namespace octavo {
+
+template <int Number> using Kernels = IntBlocks<Number, Coding::bytes>;
+
+LinearKernel byte_span_kernel(int32_t format) {
+  switch (format) {
+  case OCTAVO_INT4: return kernel_of<Kernels<OCTAVO_INT4>>();
+  case OCTAVO_INT4Z: return kernel_of<Kernels<OCTAVO_INT4Z>>();
+  case OCTAVO_INT8: return kernel_of<Kernels<OCTAVO_INT8>>();
+  default: return kernel_of<Kernels<OCTAVO_INT8Z>>();
+  }
+}
+
+} // namespace octavo

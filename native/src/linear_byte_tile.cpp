@@ -1,0 +1,16 @@
+// Tiles of inputs in 8 bits: one of each kind that a format needs.
+#include "linear_int_tile_body.h"
+
+namespace octavo {
+
+constexpr Coding kBytes = Coding::bytes;
+constexpr bool kRaised = kRaise != 0; // signed codes
+
+template void run_int_tile<kBytes, 32, false, true, false>(const IntTile&, int, int);
+template void run_int_tile<kBytes, 32, true, false, false>(const IntTile&, int, int);
+template void run_int_tile<kBytes, 16, false, true, false>(const IntTile&, int, int);
+template void run_int_tile<kBytes, 16, true, false, false>(const IntTile&, int, int);
+template void run_int_tile<kBytes, 32, false, kRaised, true>(const IntTile&, int, int);
+template void run_int_tile<kBytes, 32, true, kRaised, true>(const IntTile&, int, int);
+
+} // namespace octavo
