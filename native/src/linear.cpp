@@ -241,7 +241,7 @@ void gather(Team& team, const float* x, const int32_t* order, int64_t rows, int6
 
 // Prepares the inputs for segments of one order, and multiplies.
 void run_product(Team& team, Product& product, const float* x, int64_t depth) {
-  const Needs needs = needs_of(product.segments, product.segment_count, product.coded);
+  const Needs needs = needs_of(product.segments, product.segment_count, product.coding);
   const bool few = are_few(product.segments, product.segment_count, product.rows);
   const RowLayout layout{product.rows, depth, !few};
   const int32_t* order = order_of(product.segments[0]);

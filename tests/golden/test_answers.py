@@ -12,7 +12,7 @@ from tests.golden.cases import PROMPTS, STEPS, TOP, WEIGHTS, read_bf16_errors, r
 from tests.golden.octavo_model import continue_prompts, judge_texts, open_llm
 from tests.golden.oracle import judge, save_bf16
 
-# Largest differences of a log-probability, in nats, over all steps. Weights of GGUF files are computed with in float32:
+# Largest differences of a log-probability, in nats, over all steps. Weights of GGUF files are computed with in float32 here:
 # with the cache in float32 too, only the order of sums differs.
 TOLERANCE = 2e-4
 TOLERANCE_CACHE = 3e-2  # the cache in its default type, float16
@@ -101,6 +101,17 @@ def test_the_default_cache_changes_little(name, path):
         texts = judge_texts(llm, [entry.prompt + entry.tokens for entry in golden.values()])
     for entry, steps in zip(golden.values(), texts, strict=True):
         assert np.abs(differences(entry, steps[-STEPS:])).max() <= TOLERANCE_CACHE
+
+
+def test_the_default_says_what_the_oracle_says(name, path):
+    """Products round their inputs to 16 bits, and the cache is float16: every greedy token is still the oracle's."""
+    golden = read_golden(name, "quantized")
+    with open_llm(path, skip_tokenizer_init=True, linear_compute="auto") as llm:
+        assert llm.llm_engine.engine.resolved.model.linear_compute.value == "int16"
+        answers = continue_prompts(llm, [entry.prompt for entry in golden.values()])
+    for (prompt, entry), (tokens, steps) in zip(golden.items(), answers, strict=True):
+        assert tokens == list(entry.tokens), prompt
+        assert np.abs(differences(entry, steps)).max() <= TOLERANCE_CACHE, prompt
 
 
 def test_bf16_logprobs_are_near_the_oracle_s(name, rounded):
