@@ -153,6 +153,7 @@ void run_strip(Team& team, int thread, const Product& product, int widest, int64
   constexpr int kTotals = kMostCodedRows * kMostPanels * kLanes;
   float* total = team.scratch(thread, kTotals + kScratchFloats);
   Strip strip = strip_at(segment, range.panel);
+  strip.cold = row == 0;
   const int64_t ahead = range.panel + int64_t{range.panels} * team.threads(); // the others take those between
   if (ahead < panel_count(segment.rows)) strip.next = strip.panels + (ahead - range.panel) * strip.layout.bytes;
   linear_kernel(segment.format, product.coding)

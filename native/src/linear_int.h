@@ -192,6 +192,7 @@ template <int Number>
 Ahead ahead_of(const Strip& strip, int panels, int64_t next, int64_t units, int run, int spots) {
   constexpr int kLow = format_of(Number).low_bits; // a unit's lines
   Ahead ahead;
+  if (!strip.cold) return ahead;
   ahead.first = next < units ? strip.panels + next * 64 * kLow : strip.next;
   ahead.stride = strip.layout.bytes;
   while ((1 << ahead.lines) < run * kLow) ++ahead.lines;

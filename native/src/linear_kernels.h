@@ -57,6 +57,7 @@ struct LinearInputs {
 struct Strip {
   const uint8_t* panels;
   PanelLayout layout;
+  bool cold = false;             // not read just now: what follows is fetched ahead
   const uint8_t* next = nullptr; // the panels that this thread will likely read next, or null
 };
 

@@ -173,7 +173,7 @@ LinearInputs prepare(Team& team, const Needs& needs, const float* x, const RowLa
     for (int64_t row = begin; row < end; ++row) prepare_row(needs, x + row * cols, layout, row, to);
   };
   if (layout.in_runs && (to.exact || to.rounded)) prepare_tiles(team, x, layout, sets, to);
-  const bool by_rows = !layout.in_runs || to.values || needs.sums16 || needs.sums32 || needs.codes;
+  const bool by_rows = !layout.in_runs || to.values || needs.sums16 || needs.sums32 || needs.coding != Coding::none;
   if (by_rows && rows * cols <= kWorthSharing)
     prepare_rows(0, rows, 0);
   else if (by_rows)

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from octavo.kernels.cpu.program import NativeProgram, ProgramLimits
+from octavo.kernels.cpu.recorder import ProgramRecorder
+from octavo.kernels.cpu.step import NativeStep
 from octavo.kernels.cpu.structs import Coding, Opcode
 from tests.conformance.matrices import (
     BLOCK_FORMATS,
@@ -132,6 +135,27 @@ def test_segments_bias_and_residual(machine: Machine, coding: Coding, tokens: in
         out[:] = residual = rng.standard_normal(plain.shape, np.float32)
         run(machine, team, Opcode.LINEAR, weight, (inputs, out), tokens, bias=bias, residual=1, coding=coding)
         np.testing.assert_array_equal(out, plain + bias + residual)
+
+
+@CODINGS
+@pytest.mark.parametrize("tokens", [1, 3, 70])
+def test_one_matrix_a_head_is_the_same_arithmetic(machine: Machine, coding: Coding, tokens: int) -> None:
+    heads = [random_source(format, 35, 96, seed) for seed, format in enumerate(("q8_0", "q4_1", "iq4_nl"))]
+    x = inputs_of(tokens, 3 * 100)
+    recorder = ProgramRecorder(machine.library, coding=coding)
+    given = recorder.input(x.shape[1])
+    out = recorder.head_linear(given, machine.packer.matrix(heads))
+    program = NativeProgram(machine.library, machine.teams[1], recorder.instructions, ProgramLimits(tokens, 1))
+    program.view(given, tokens)[:] = x
+    step = NativeStep(1)
+    zeros = np.zeros(tokens, np.int32)
+    step.set_tokens(zeros, zeros, np.array([0, tokens], np.int32), zeros[:1])
+    program.run(step)
+    actual = program.view(out, tokens)
+    for head, stored in enumerate(heads):
+        own = np.ascontiguousarray(x[:, 100 * head : 100 * head + 96])
+        expected = linear(machine, machine.teams[0], machine.packer.matrix([stored]), own, coding=coding)
+        np.testing.assert_array_equal(actual[:, 35 * head : 35 * (head + 1)], expected)
 
 
 @CODINGS
