@@ -160,8 +160,8 @@ class ExecutionConfig:
     isa: Literal["auto", "scalar", "avx2", "avx512", "neon"] = option("auto", "instruction set of the native kernels")
     linear_compute: Literal["auto", "exact", "int16", "int8"] = option(
         "auto",
-        "inputs of products with 8-bit and smaller weights: float32; rounded to 16 bits, nearly exact and twice as fast "
-        "in batches and prompts; or to 8 bits, three times as fast (auto: int8 with --quantization, else int16)",
+        "inputs of products with 8-bit and smaller weights: float32; rounded to 16 bits, nearly exact and twice as "
+        "fast in batches and prompts; or to 8 bits, three times as fast (auto: int8 with --quantization, else int16)",
     )
     threads: int | None = option(None, "compute threads (default: the CPUs this process may use)", within=(1, 1024))
     tensor_parallel_size: int = option(

@@ -12,8 +12,8 @@ from tests.golden.cases import PROMPTS, STEPS, TOP, WEIGHTS, read_bf16_errors, r
 from tests.golden.octavo_model import continue_prompts, judge_texts, open_llm
 from tests.golden.oracle import judge, save_bf16
 
-# Largest differences of a log-probability, in nats, over all steps. Weights of GGUF files are computed with in float32 here:
-# with the cache in float32 too, only the order of sums differs.
+# Largest differences of a log-probability, in nats, over all steps. Products with GGUF weights are exact here: with the
+# cache in float32 too, only the order of sums differs.
 TOLERANCE = 2e-4
 TOLERANCE_CACHE = 3e-2  # the cache in its default type, float16
 # bf16 weights are multiplied with activations rounded to bf16, the cache is bf16.

@@ -12,6 +12,7 @@ import argparse
 import ctypes
 import struct
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from octavo.kernels.cpu.recorder import ProgramRecorder
 from octavo.kernels.cpu.step import NativeStep
 from octavo.kernels.cpu.structs import (
     SAMPLING_RECORD,
+    Coding,
     OctavoCache,
     OctavoInstruction,
     OctavoProgram,
@@ -252,8 +254,9 @@ def _everything():
     for case in CASES:
         if case.op != "all_reduce":
             yield str(case), case.tolerance, lambda case=case: _run_case(case)
-    for format in FORMATS:
-        yield f"linear in 8 bits-{format}", 2e-5, lambda format=format: _product(format)
+    for format, coding in product(FORMATS, (Coding.INT8, Coding.INT16)):
+        name = f"linear in {coding.name.lower()}-{format}"
+        yield name, 2e-5, lambda format=format, coding=coding: _product(format, coding)
     for name, spec in SPECS.items():
         yield f"program-{name}", 5e-3, lambda spec=spec: _whole_program(spec)
 
@@ -262,11 +265,11 @@ def _run_case(case):
     case.run(NativeDevice("scalar", case.cache))
 
 
-def _product(format):
+def _product(format, coding):
     native, threads = library("scalar"), team("scalar", 2)
     packer = NativePacker(native, threads)
     for tokens in (1, 3, 33):
-        recorder = ProgramRecorder(native, coded=True)
+        recorder = ProgramRecorder(native, coding=coding)
         x = recorder.input(512)
         recorder.linear(x, packer.matrix([stored(format, 40, 512, 1)]))
         program = NativeProgram(native, threads, recorder.instructions, ProgramLimits(tokens, 1))

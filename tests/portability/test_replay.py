@@ -15,7 +15,7 @@ INCLUDE = HERE.parents[1] / "native" / "include"
 # One case or a few of every kind of operand: weights, gains, a cache, states, rules.
 ONLY = (
     "linear-q4_k",
-    "linear in 8 bits-q8_0",
+    "linear in int8-q8_0",
     "norm-no gain",
     "attention-qk-norm",
     "sample-all rules",
