@@ -131,6 +131,7 @@ def _quantize(parsed: argparse.Namespace) -> int:
     check_target(target, parsed.overwrite)
     options = _options(parsed)
     source = open_model(find_model(parsed.model, parsed.revision, parsed.download_dir, parsed.hf_token))
+    check_target(target, parsed.overwrite, source.path)
     rounding = Rounding(source, options)
     tokenizer = tokenizer_of(source) if rounding.needs_text or not parsed.no_measure else None
     text = None if tokenizer is None else _texts(parsed, source, tokenizer)

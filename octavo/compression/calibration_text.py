@@ -19,6 +19,7 @@ from octavo.text.tokenizer import Tokenizer
 _DEFAULT = Path(__file__).parents[1] / "quantization" / "calibration.txt"
 _MAX_BYTES = 64 << 20  # of a file: what is beyond is not read
 _HELD_OUT = 8  # windows at most; never more than one in eight
+_CHARACTERS = 16  # of a text for each token that is needed: more is not tokenized, which takes 150 bytes a character
 
 Render = Callable[[Sequence[Mapping[str, Any]]], str]
 
@@ -46,9 +47,9 @@ def read_texts(path: Path | None, render: Render | None) -> list[str]:
             raw = file.read(_MAX_BYTES)
     except OSError as error:
         raise ConfigError(f"--calibration {place}: {error.strerror or error}") from None
-    text = raw.decode("utf-8", "replace")
+    text = raw.decode("utf-8-sig", "replace")
     if place.suffix.lower() in (".jsonl", ".ndjson", ".json"):
-        lines = text.splitlines()[: -1 if len(raw) == _MAX_BYTES else None]
+        lines = text.split("\n")[: -1 if len(raw) == _MAX_BYTES else None]
         return [_document(place, number, line, render) for number, line in enumerate(lines, 1) if line.strip()]
     return [document for document in text.split("\n\n") if document.strip()] if path is None else [text]
 
@@ -60,7 +61,7 @@ def cut(texts: Sequence[str], tokenizer: Tokenizer, samples: int, length: int) -
         ConfigError: the texts are too short.
     """
     tokens: list[int] = []
-    for text in texts:
+    for text in _excerpts(texts, (samples + _HELD_OUT) * length * _CHARACTERS, length * _CHARACTERS):
         tokens += tokenizer.encode(text, add_special_tokens=False)
         if len(texts) > 1 and tokenizer.eos_token_ids:
             tokens.append(tokenizer.eos_token_ids[0])
@@ -79,6 +80,16 @@ def cut(texts: Sequence[str], tokenizer: Tokenizer, samples: int, length: int) -
     rest = np.setdiff1d(np.arange(count), held)
     chosen = rest[np.unique(np.linspace(0, len(rest) - 1, min(samples, len(rest))).astype(int))]
     return CalibrationText(np.ascontiguousarray(windows[chosen]), np.ascontiguousarray(windows[held]))
+
+
+def _excerpts(texts: Sequence[str], characters: int, piece: int) -> Sequence[str]:
+    """About so many characters, in pieces from all over the texts; the texts themselves when they have no more."""
+    total = sum(map(len, texts))
+    if total <= characters:
+        return texts
+    pieces = [text[start : start + piece] for text in texts for start in range(0, len(text), piece)]
+    count = max(len(pieces) * characters // total, 1)
+    return [pieces[index] for index in np.unique(np.linspace(0, len(pieces) - 1, count).astype(int)).tolist()]
 
 
 def _document(path: Path, number: int, line: str, render: Render | None) -> str:

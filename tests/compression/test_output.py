@@ -1,13 +1,15 @@
 """Output directories that appear whole or not at all, and texts that models are calibrated with."""
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from octavo.compression.calibration_text import cut, read_texts
-from octavo.compression.output_directory import output_directory
+from octavo.compression.output_directory import check_target, output_directory
 from octavo.errors import ConfigError
 from octavo.model.checkpoint.gguf_writer import GgufWriter, TensorInfo
 from octavo.model.checkpoint.safetensors_writer import SafetensorsWriter
@@ -34,6 +36,7 @@ def test_what_fails_leaves_the_old_one(tmp_path):
     old = tmp_path / "out"
     old.mkdir()
     (old / "model").write_text("old")
+    (old / "report.json").write_text("{}")
     with pytest.raises(OSError):  # noqa: PT011
         write(old, True, OSError)
     assert (old / "model").read_text() == "old"
@@ -52,6 +55,38 @@ def test_places_that_are_taken(tmp_path):
     with pytest.raises(ConfigError, match="are free"), output_directory(tmp_path / "new", False, 1 << 60):
         pass
     assert {path.name for path in tmp_path.iterdir()} == {"file", "full"}
+
+
+def test_only_what_was_written_so_is_replaced(tmp_path):
+    """A model, a home directory or a mount is not given up for --overwrite."""
+    model = tmp_path / "all" / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"no report\.json"):
+        check_target(tmp_path / "all", True)
+    (tmp_path / "all" / "report.json").write_text("{}")
+    check_target(tmp_path / "all", True)
+    (tmp_path / "link").symlink_to(model)
+    for source in (model, tmp_path / "link", model / "config.json"):
+        with pytest.raises(ConfigError, match="holds the model that is read"):
+            check_target(tmp_path / "all", True, source)
+    with pytest.raises(ConfigError, match="mount point"):
+        check_target(Path("/"), True)
+
+
+def test_what_a_killed_run_left_goes_with_the_next(tmp_path):
+    left, other = tmp_path / ".out.abc.partial", tmp_path / ".out.2.abc.partial"
+    for path in (left, other):
+        path.mkdir()
+        (path / "weights").write_text("half")
+    with output_directory(tmp_path / "out", False, 0) as first:
+        assert not left.exists()
+        assert first.is_dir()
+        with output_directory(tmp_path / "out", False, 0) as second:  # the first is still written to
+            assert first.is_dir()
+            (second / "report.json").write_text("{}")
+        shutil.rmtree(tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"out", other.name}
 
 
 def test_safetensors_in_shards_are_what_the_library_reads(tmp_path):
@@ -114,6 +149,31 @@ def test_lines_of_json(tmp_path):
             read_texts(path, None)
     with pytest.raises(ConfigError, match="No such file"):
         read_texts(tmp_path / "none.txt", None)
+
+
+def test_of_a_huge_text_only_as_much_is_tokenized_as_is_needed():
+    """The excerpts are from all over it."""
+    seen = []
+
+    class Counting(_Bytes):
+        def encode(self, text, add_special_tokens=True):
+            seen.append(text)
+            return super().encode(text, add_special_tokens)
+
+    huge = "".join(chr(97 + place * 20 // 400_000) for place in range(400_000))
+    text = cut([huge], Counting(), 8, 33)
+    assert text.calibration.shape == (8, 33)
+    assert sum(map(len, seen)) < 20_000
+    letters = {character for each in seen for character in each}
+    assert letters >= {"a", "t"}
+    assert len(letters) > 12
+
+
+def test_lines_end_at_line_feeds_alone(tmp_path):
+    """What else ends a line of text may stand in JSON, and a mark of the byte order before it."""
+    path = tmp_path / "texts.jsonl"
+    path.write_text('\ufeff{"text": "a\u2028b\x85c"}\r\n{"text": "d"}\n', encoding="utf-8", newline="")
+    assert read_texts(path, None) == ["a\u2028b\x85c", "d"]
 
 
 def test_the_text_that_comes_along_is_long_enough():
