@@ -4,6 +4,7 @@
 
 It fails when an answer has a status other than the right one, a stream ends without [DONE], requests or cache blocks
 are left at the end, or memory grows. `--scripted` takes an engine that computes nothing: all load is on the frontend.
+Every half minute it tells what the server has taken so far.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -21,6 +23,32 @@ from tests.serving.frontend_process import run_frontend
 from tests.serving.load import Findings, Load
 
 _ALLOWED_GROWTH = 32 << 20  # bytes, between two quarters of the time
+_REPORT_SECONDS = 30.0
+# A machine that is busy otherwise gives a server little time to end what the last clients left.
+_SETTLE_SECONDS = 60.0
+
+
+def storm(port: int, pid: int, given: argparse.Namespace) -> Findings:
+    """Make the load, and tell how it goes."""
+    load = Load(port, pid, given.clients, given.tokens, given.seed, _SETTLE_SECONDS)
+
+    async def report() -> None:
+        began = time.monotonic()
+        while True:
+            await asyncio.sleep(_REPORT_SECONDS)
+            found, resident = load.findings, load.memory(resident=True)
+            told = f"{sum(found.answers.values()):7} requests  {len(found.wrong)} wrong"
+            sizes = f"own {load.memory() / 2**20:5.0f} MiB  resident {resident / 2**20:5.0f} MiB"
+            print(f"{time.monotonic() - began:6.0f} s  {told}  {sizes}", flush=True)
+
+    async def main() -> Findings:
+        reporting = asyncio.ensure_future(report())
+        try:
+            return await load.run(given.seconds)
+        finally:
+            reporting.cancel()
+
+    return asyncio.run(main())
 
 
 def against_scripted(given: argparse.Namespace) -> Findings:
@@ -30,7 +58,7 @@ def against_scripted(given: argparse.Namespace) -> Findings:
     process.start()
     port = here.recv()
     assert process.pid is not None
-    found = asyncio.run(Load(port, process.pid, given.clients, given.tokens, given.seed).run(given.seconds))
+    found = storm(port, process.pid, given)
     here.send("stop")
     process.join(30)
     return found
@@ -52,7 +80,7 @@ def against_model(given: argparse.Namespace) -> Findings:
         if line.startswith("stop"):
             break
     try:
-        return asyncio.run(Load(port, server.pid, given.clients, given.tokens, given.seed).run(given.seconds))
+        return storm(port, server.pid, given)
     finally:
         server.send_signal(signal.SIGTERM)
         print("exit status", server.wait(60))

@@ -55,13 +55,15 @@ class Load:
         pid: of the server; its children are measured with it.
         clients: at once.
         tokens: most of an answer.
+        patience: seconds that the server has at the end to give everything back.
     """
 
-    def __init__(self, port: int, pid: int, clients: int, tokens: int, seed: int = 0) -> None:
+    def __init__(self, port: int, pid: int, clients: int, tokens: int, seed: int = 0, patience: float = 5.0) -> None:
         self._port = port
         self._process = psutil.Process(pid)
         self._clients = clients
         self._tokens = tokens
+        self._patience = patience
         self._random = random.Random(seed)
         self.findings = Findings()
 
@@ -168,9 +170,10 @@ class Load:
                 self.findings.wrong.append(f"/health: {status}")
             await asyncio.sleep(0.25)
 
-    def memory(self) -> int:
-        """Bytes that the server's processes have of their own."""
-        return sum(one.memory_full_info().uss for one in (self._process, *self._process.children(recursive=True)))
+    def memory(self, resident: bool = False) -> int:
+        """Bytes that the server's processes have of their own, or (`resident`) with what they share."""
+        infos = [one.memory_full_info() for one in (self._process, *self._process.children(recursive=True))]
+        return sum(info.rss if resident else info.uss for info in infos)
 
     async def _get(self, path: str) -> tuple[int, str]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
@@ -183,7 +186,7 @@ class Load:
 
     async def _settle(self) -> None:
         """Nothing runs, nothing waits, no block is held: soon after the last client has gone."""
-        end = time.monotonic() + 5.0
+        end = time.monotonic() + self._patience
         names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
         left: dict[str, float] = {}
         while time.monotonic() < end:
