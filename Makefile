@@ -6,6 +6,7 @@
 #   make native   build the native libraries again after a change in native/
 #   make sanitize the kernels and the thread team under the address, undefined-behaviour and thread sanitizers
 #   make tsan     of these, the thread sanitizer alone: whole models on two threads and on five
+#   make fuzz     fuzz what reads foreign text and bytes, FUZZ_SECONDS=60 for each target (atheris: CPython 3.11 to 3.13)
 #   make neon     compile the native libraries for AArch64 (needs g++-aarch64-linux-gnu)
 #   make neon-test  and run the conformance cases with them under emulation (needs qemu-user)
 #   make clean    remove .venv and everything built
@@ -16,6 +17,8 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 PYTEST_ARGS ?=
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -23,7 +26,7 @@ STEP := scripts/step.sh
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 NATIVE_SOURCES := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.map' -o -name 'CMakeLists.txt')
 
-.PHONY: demo test lint native sanitize tsan neon neon-test check clean
+.PHONY: demo test lint native sanitize tsan fuzz neon neon-test check clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.octavo $(VENV)/.demo-model
@@ -43,6 +46,10 @@ sanitize: $(VENV)/.octavo $(VENV)/.test-tools
 
 tsan: $(VENV)/.octavo $(VENV)/.test-tools
 	@PYTHON=$(BIN)/python scripts/sanitize.sh thread
+
+fuzz: $(VENV)/.octavo $(VENV)/.test-tools
+	@$(STEP) "Fetching atheris" $(PIP) "atheris>=3.0"
+	@$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) --corpus build/fuzz $(FUZZ_TARGETS)
 
 neon-test: $(VENV)/.octavo $(VENV)/.test-tools
 	@PATH="$(CURDIR)/$(BIN):$$PATH" PYTHON=$(BIN)/python scripts/neon.sh test

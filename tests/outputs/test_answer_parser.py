@@ -65,6 +65,8 @@ TEXTS = {
     "openai": [
         f"<|channel|>commentary to=functions.add <|constrain|>json<|message|>{json.dumps(ADD[1])}<|call|>"
         f"<|start|>assistant to=functions.get_time<|channel|>commentary<|message|>{json.dumps(TIME[1])}",
+        f"to=functions.add<|channel|>commentary json<|message|>{json.dumps(ADD[1])}<|call|>"
+        f"<|start|>assistant to=functions.get_time<|channel|>commentary<|message|>{json.dumps(TIME[1])}",
     ],
     "json": [f"[{as_json(ADD, 'parameters')}, {as_json(TIME, 'parameters')}]"],
 }

@@ -5,7 +5,7 @@ Source: OpenAI, "Harmony response format" (github.com/openai/harmony, docs/forma
 
 import re
 
-from octavo.outputs.answer.feed import Feed, Markers, Reading, peek, until
+from octavo.outputs.answer.feed import Feed, Markers, Reading, peek, take, until
 
 _HEADER_END = Markers(("<|message|>",))
 _MESSAGE_END = Markers(("<|end|>", "<|return|>", "<|call|>", "<|start|>"))
@@ -16,10 +16,12 @@ MARKERS = ("<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|c
 
 def read_harmony(feed: Feed) -> Reading[None]:
     """Messages, to the end. An answer that does not begin with a header is content."""
-    if (yield from peek(feed)) not in ("<", "") and not feed.text.startswith("to=", feed.at):
+    first = yield from peek(feed)
+    opening = "to=" if (yield from take(feed, "to=")) else ""
+    if not opening and first not in ("<", ""):
         yield from until(feed, _MESSAGE_END, feed.content)
     while True:
-        header: list[str] = []
+        header, opening = [opening], ""
         found = yield from until(feed, _HEADER_END, header.append)
         if not found:
             return
