@@ -261,6 +261,9 @@ class TelemetryConfig:
     log_stats_interval: float = option(10.0, "seconds between throughput lines", within=(0.1, _LONGEST))
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severity that is logged")
     log_file: str | None = option(None, "file for log lines (default: standard error)", metavar="FILE")
+    profiler_dir: str | None = option(
+        None, "where /start_profile has profiles written (default: profiles in the cache directory)", metavar="DIR"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,17 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 from octavo.engine.client import EngineInfo, EngineStats, Pause
 from octavo.engine.meter import EngineMeter
 from octavo.engine.transport import (
     CacheWasReset,
     Cancel,
+    ChangeProfile,
     Outputs,
     PauseEngine,
+    ProfileChanged,
     Refused,
     ResetPrefixCache,
     ResumeEngine,
@@ -32,6 +34,8 @@ from octavo.flow.delta import TextDelta
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import SequenceOutput
 from octavo.telemetry.metrics import MetricsSink, NoMetrics
+
+T = TypeVar("T")
 
 
 class EngineLink(Protocol):
@@ -158,6 +162,7 @@ class AsyncEngine:
         self._streams: dict[str, RequestStream] = {}
         self._resets: deque[asyncio.Future[bool]] = deque()
         self._sleeps: deque[asyncio.Future[None]] = deque()  # answers to come, to sleep and wake
+        self._profiles: deque[asyncio.Future[ProfileChanged]] = deque()
         self._drowsy = False  # it will sleep when nothing runs any more
         self._watchers: list[tuple[Callable[[EngineStats], bool], asyncio.Future[None]]] = []
         self._idle = asyncio.Event()
@@ -286,6 +291,29 @@ class AsyncEngine:
         """
         await self._change_sleep(WakeEngine(None if parts is None else tuple(parts)))
 
+    async def start_profile(self, directory: str) -> None:
+        """Record what the engine's steps do; see `EngineProfile`.
+
+        Raises:
+            InvalidRequestError: it does already.
+            ConfigError: nothing can be written in `directory`.
+        """
+        await self._change_profile(directory)
+
+    async def stop_profile(self) -> ProfileChanged:
+        """End that: which files were written.
+
+        Raises:
+            InvalidRequestError: nothing was being recorded.
+        """
+        return await self._change_profile(None)
+
+    async def _change_profile(self, directory: str | None) -> ProfileChanged:
+        self._link.send(ChangeProfile(directory))
+        done: asyncio.Future[ProfileChanged] = asyncio.get_running_loop().create_future()
+        self._profiles.append(done)
+        return await done
+
     async def _change_sleep(self, message: SleepEngine | WakeEngine) -> None:
         self._link.send(message)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -326,9 +354,12 @@ class AsyncEngine:
             case Refused(request_id, kind, text, retry_after):
                 self._handle_refusal(request_id, error_of(kind, text, retry_after))
             case CacheWasReset(done):
-                self._resets.popleft().set_result(done)
+                _answer(self._resets, done)
             case SleepChanged(level, kind, text):
                 self._handle_sleep(level, error_of(kind, text) if kind else None)
+            case ProfileChanged():
+                error = error_of(message.kind, message.message) if message.kind else None
+                _answer(self._profiles, message, error)
             case _:
                 pass
 
@@ -362,13 +393,7 @@ class AsyncEngine:
 
     def _handle_sleep(self, level: int, error: OctavoError | None) -> None:
         self.stats = replace(self.stats, asleep=level)
-        done = self._sleeps.popleft()
-        if done.done():  # nobody waits any more
-            return
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)
+        _answer(self._sleeps, None, error)
 
     def _handle_death(self, reason: str) -> None:
         self.stats = EngineStats()
@@ -380,12 +405,11 @@ class AsyncEngine:
         for stream in set(self._streams.values()):
             self._close_stream(stream)
             stream.fail(EngineDeadError(reason))
-        while self._resets:
-            self._resets.popleft().set_exception(EngineDeadError(reason))
-        for waiter in (*self._sleeps, *(waiter for _, waiter in self._watchers)):
-            if not waiter.done():
-                waiter.set_exception(EngineDeadError(reason))
-        self._sleeps.clear()
+        gone = EngineDeadError(reason)
+        watchers = deque(waiter for _, waiter in self._watchers)
+        for waiters in (self._resets, self._sleeps, self._profiles, watchers):
+            while waiters:
+                _answer(cast("deque[asyncio.Future[Any]]", waiters), None, gone)
 
     def _close_stream(self, stream: RequestStream) -> None:
         gone = tuple(request_id for request_id in stream.unfinished if request_id in self._streams)
@@ -405,3 +429,14 @@ class AsyncEngine:
         self._outputs.drop(request_id)
         if not self._streams:
             self._idle.set()
+
+
+def _answer(waiters: "deque[asyncio.Future[T]]", result: T, error: OctavoError | None = None) -> None:
+    """Tell whoever waited longest for the engine's answer; one who has left meanwhile gets none."""
+    waiter = waiters.popleft() if waiters else None
+    if waiter is None or waiter.done():
+        return
+    if error is None:
+        waiter.set_result(result)
+    else:
+        waiter.set_exception(error)

@@ -3,12 +3,15 @@
 from collections.abc import Callable
 
 from octavo.engine.client import EngineClient
+from octavo.engine.profile import EngineProfile
 from octavo.engine.transport import (
     CacheWasReset,
     Cancel,
+    ChangeProfile,
     Mailbox,
     Outputs,
     PauseEngine,
+    ProfileChanged,
     Refused,
     ResetPrefixCache,
     ResumeEngine,
@@ -28,16 +31,22 @@ _RESTING_SECONDS = 0.02
 
 def serve(mailbox: Mailbox, client: EngineClient) -> None:
     """Take messages and run steps until `Shutdown`. Between two steps every waiting message is taken."""
-    stats, resting = client.stats(), False
+    stats, resting, profile = client.stats(), False, EngineProfile()
     while True:
         busy = stats.running or stats.waiting
         if mailbox.wait((_RESTING_SECONDS if resting else 0.0) if busy else None):
             while (message := mailbox.receive()) is not None:
                 if isinstance(message, Shutdown):
                     return
-                _apply(mailbox, client, message)
+                if isinstance(message, ChangeProfile):
+                    _change_profile(mailbox, profile, message.directory)
+                else:
+                    _apply(mailbox, client, message)
+        profile.begin_turn()
         outputs = client.receive(0.0)
         before, stats = stats, client.stats()
+        if profile.running:
+            profile.end_turn(before, stats)
         resting = stats.paused and not outputs and stats.steps == before.steps
         if outputs or stats != before:
             mailbox.send(Outputs(outputs, stats))
@@ -66,6 +75,17 @@ def _apply(mailbox: Mailbox, client: EngineClient, message: ToEngine) -> None:
             _change_sleep(mailbox, client, lambda: client.wake(parts))
         case _:
             logger("engine").warning("unexpected message %s", type(message).__name__)
+
+
+def _change_profile(mailbox: Mailbox, profile: EngineProfile, directory: str | None) -> None:
+    try:
+        if directory is None:
+            mailbox.send(ProfileChanged(*profile.stop()))
+        else:
+            profile.start(directory)
+            mailbox.send(ProfileChanged())
+    except OctavoError as error:
+        mailbox.send(ProfileChanged(kind=type(error).__name__, message=str(error)))
 
 
 def _change_sleep(mailbox: Mailbox, client: EngineClient, change: Callable[[], None]) -> None:

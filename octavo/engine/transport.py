@@ -68,6 +68,15 @@ class WakeEngine(msgspec.Struct, frozen=True, tag="wake"):
     parts: tuple[Part, ...] | None = None
 
 
+class ChangeProfile(msgspec.Struct, frozen=True, tag="profile"):
+    """Frontend to engine: begin to record what its steps do, for files in `directory`; None: write them, and end.
+
+    Answered by `ProfileChanged`.
+    """
+
+    directory: str | None
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Frontend to engine: end now."""
 
@@ -119,15 +128,36 @@ class SleepChanged(msgspec.Struct, frozen=True, tag="slept"):
     message: str = ""
 
 
+class ProfileChanged(msgspec.Struct, frozen=True, tag="profiled"):
+    """Engine to frontend: answer to `ChangeProfile`; with an error as in `Failed`, if there was one."""
+
+    files: tuple[str, ...] = ()  # that were written
+    steps: int = 0  # in them
+    kind: str = ""
+    message: str = ""
+
+
 ToEngine = (
-    Configure | Submit | Cancel | ResetPrefixCache | PauseEngine | ResumeEngine | SleepEngine | WakeEngine | Shutdown
+    Configure
+    | Submit
+    | Cancel
+    | ResetPrefixCache
+    | PauseEngine
+    | ResumeEngine
+    | SleepEngine
+    | WakeEngine
+    | ChangeProfile
+    | Shutdown
 )
-ToFrontend = Hello | Ready | Failed | Outputs | Refused | CacheWasReset | SleepChanged
+ToFrontend = Hello | Ready | Failed | Outputs | Refused | CacheWasReset | SleepChanged | ProfileChanged
 
 TO_ENGINE: tuple[type[ToEngine], ...] = (
-    *(Configure, Submit, Cancel, ResetPrefixCache, PauseEngine, ResumeEngine, SleepEngine, WakeEngine, Shutdown),
+    *(Configure, Submit, Cancel, ResetPrefixCache, PauseEngine, ResumeEngine, SleepEngine, WakeEngine, ChangeProfile),
+    Shutdown,
 )
-TO_FRONTEND: tuple[type[ToFrontend], ...] = (Hello, Ready, Failed, Outputs, Refused, CacheWasReset, SleepChanged)
+TO_FRONTEND: tuple[type[ToFrontend], ...] = (
+    *(Hello, Ready, Failed, Outputs, Refused, CacheWasReset, SleepChanged, ProfileChanged),
+)
 
 Received = TypeVar("Received")
 

@@ -68,3 +68,16 @@ async def wake_up(request: Request) -> Response:
 async def is_sleeping(request: Request) -> Response:
     """GET /is_sleeping."""
     return JSONResponse({"is_sleeping": state_of(request).engine.stats.asleep > 0})
+
+
+async def start_profile(request: Request) -> Response:
+    """POST /start_profile: record what the engine's steps do; see `EngineProfile`."""
+    state = state_of(request)
+    await state.engine.start_profile(state.profile_dir)
+    return JSONResponse({"status": "recording"})
+
+
+async def stop_profile(request: Request) -> Response:
+    """POST /stop_profile: end that; which files were written, by the engine, where it runs."""
+    written = await state_of(request).engine.stop_profile()
+    return JSONResponse({"status": "stopped", "files": list(written.files), "steps": written.steps})

@@ -82,6 +82,14 @@ class Sleeping(msgspec.Struct):
     is_sleeping: bool
 
 
+class Profiled(msgspec.Struct):
+    """What was recorded of the engine, and the files it was written to."""
+
+    status: str
+    files: list[str]
+    steps: int
+
+
 class ServerInfo(msgspec.Struct):
     """What the server runs with."""
 
@@ -268,6 +276,8 @@ OPERATIONS: tuple[Operation, ...] = (
         *("post", "/sleep", "Release memory"), errors=_CONTROL, query=(("level", _LEVEL), ("mode", _ABORT_OR_WAIT))
     ),
     Operation("post", "/wake_up", "Take memory again", errors=_CONTROL, query=(("tags", _TAGS),)),
+    Operation("post", "/start_profile", "Record what the engine's steps do", Status, errors=_CONTROL),
+    Operation("post", "/stop_profile", "Write what was recorded", Profiled, errors=_CONTROL),
     Operation("get", "/is_sleeping", "Whether the engine sleeps", Sleeping),
 )
 

@@ -83,6 +83,7 @@ async def assemble(
         batches=Batches(files, models[0]),
         fingerprint={**dict(info.fingerprint), "octavo": octavo.__version__, "template": frontend.fingerprint()},
         settings=shown(config),
+        profile_dir=config.telemetry.profiler_dir or str(read_environment().cache_dir / "profiles"),
         template_variables=template_variables(config.serving),
     )
     return state, store

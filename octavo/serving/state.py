@@ -55,6 +55,7 @@ class ServerState:
     fingerprint: Mapping[str, str] = field(default_factory=dict[str, str])
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     dev_mode: bool = False
+    profile_dir: str = "profiles"  # of the engine's steps
     policy: str = "fcfs"
     template_variables: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of requests that set none
     document: dict[str, Any] | None = None  # of the API; made when it is first asked for
