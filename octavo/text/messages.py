@@ -118,7 +118,10 @@ def _arguments(text: str, where: str) -> dict[str, Any]:
     try:
         value: object = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):
-        raise InvalidRequestError(f"{where}.function.arguments is not JSON", "messages") from None
+        raise InvalidRequestError(
+            f"{where}.function.arguments is not JSON (cut off by max_tokens?): leave this call out, or send '{{}}'",
+            "messages",
+        ) from None
     if value is None:
         return {}
     if not isinstance(value, dict):

@@ -117,8 +117,17 @@ def test_empty_tool_arguments_are_an_empty_object(arguments):
 @pytest.mark.parametrize("arguments", ["{", "[1]", "3", '"x"', "[" * 100_000])
 def test_wrong_tool_arguments_are_refused(arguments):
     message = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
-    with pytest.raises(InvalidRequestError, match="arguments"):
+    with pytest.raises(InvalidRequestError, match=r"messages\[0\]\.tool_calls\[0\]\.function\.arguments"):
         render(PLAIN, message)
+
+
+def test_a_call_that_was_cut_off_is_refused_with_a_way_out():
+    calls = [{"function": {"name": "f", "arguments": text}} for text in ('{"city": "Oslo"}', '{"city": "Os')]
+    message = {"role": "assistant", "tool_calls": calls}
+    with pytest.raises(InvalidRequestError, match=r"tool_calls\[1\].*leave this call out, or send '\{\}'"):
+        render(PLAIN, message)
+    message["tool_calls"] = [calls[0], {"function": {"name": "f", "arguments": "{}"}}]
+    assert render(PLAIN, message)
 
 
 @pytest.mark.parametrize("text", ["The capital of France is ", "Yes.", "", "  two\n"])
