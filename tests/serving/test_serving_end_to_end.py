@@ -175,6 +175,35 @@ def test_hostile_forms_are_refused_and_disturb_nobody(client: openai.OpenAI, com
     assert HTTP.post(command.url + "/v1/completions", json=PLAIN).json()["choices"] == before
 
 
+def test_logprobs_of_a_stream_are_those_of_the_whole(command: Command) -> None:
+    for path, body, top in (
+        ("/v1/completions", PLAIN | {"logprobs": 0}, 1),
+        ("/v1/chat/completions", {"messages": QUESTION, "temperature": 2, "seed": 4, "logprobs": True}, 0),
+        ("/v1/chat/completions", {"messages": QUESTION, "seed": 4, "logprobs": True, "top_logprobs": 2}, 2),
+    ):
+        body = {**body, "max_tokens": 4}
+        whole = HTTP.post(command.url + path, json=body).json()
+        lines = HTTP.post(command.url + path, json=body | {"stream": True}).text.splitlines()
+        parts = [json.loads(line[6:])["choices"][0]["logprobs"] for line in lines if line.startswith("data: {")]
+        name = "token_logprobs" if "logprobs" in body and body["logprobs"] == 0 and "prompt" in body else "content"
+        streamed = [entry for part in parts if part for entry in part[name]]
+        assert streamed == whole["choices"][0]["logprobs"][name]
+        assert len(streamed) == whole["usage"]["completion_tokens"] == 4
+        if name == "content":
+            assert all(len(entry["top_logprobs"]) == top for entry in streamed)
+
+
+def test_nothing_but_http_listens(command: Command) -> None:
+    server = psutil.Process(command.process.pid)
+    found = [
+        connection.laddr
+        for process in (server, *server.children(recursive=True))
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert [address.port for address in found] == [int(command.url.rpartition(":")[2])]
+
+
 def test_over_long_prompts_are_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="maximum context length is 512 tokens"):
         client.completions.create(model="smol", prompt="word " * 600)
