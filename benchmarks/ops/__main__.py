@@ -15,8 +15,9 @@ a cache, and so do these runs; weights, keys and values are many different ones.
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.ops import attention, curves, linear, rest
 from benchmarks.ops.measure import Bench, Figure, Work, benches
@@ -31,7 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given[:1] == ["curves"]:
         curves.main(given[1:])
         return
-    options = _parser().parse_args(given)
+    parser = _parser()
+    options = parser.parse_args(given)
+    if unknown := [name for name in options.groups if name not in GROUPS]:
+        parser.error(f"there is no group {unknown[0]!r}: {', '.join(GROUPS)}, or curves alone")
     made = benches(options.isa, options.threads, options.repeats)
     figures: list[Figure] = []
     print("\n".join(ceilings(made)), flush=True)
@@ -118,27 +122,48 @@ def _works(made: Sequence[Bench], options: argparse.Namespace) -> Iterator[tuple
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.ops", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.ops",
+        usage="python -m benchmarks.ops [GROUP ...] [options]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     cores = len(read_machine().cores)
     products, contexts = linear.Products(), attention.Contexts()
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)} (default: all)")
-    parser.add_argument("--isa", default="auto")
-    parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, cores}))
-    parser.add_argument("--repeats", type=int, default=5, help="runs of each; the least time counts")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--formats", nargs="+", default=products.formats, choices=linear.FORMATS)
-    parser.add_argument("--compute", nargs="+", default=products.compute, help="inputs as floats, or in 8 bits")
-    parser.add_argument("--rows", type=int, default=products.rows, help="of the matrix")
-    parser.add_argument("--cols", type=int, default=products.cols, help="of the matrix")
-    parser.add_argument("--tokens", type=int, nargs="+", default=products.tokens, help="rows of inputs")
-    parser.add_argument("--megabytes", type=int, default=products.megabytes, help="of weights in a run of few rows")
-    parser.add_argument("--shapes", nargs="+", default=contexts.shapes, choices=attention.SHAPES)
-    parser.add_argument("--types", nargs="+", default=contexts.types, choices=attention.TYPES)
-    parser.add_argument("--contexts", type=int, nargs="+", default=contexts.contexts)
-    parser.add_argument("--batches", type=int, nargs="+", default=contexts.batches)
-    parser.add_argument("--prompts", type=int, nargs="+", default=contexts.prompts)
+    _flag(parser, "--isa", "auto", "instruction set; auto: the best of this CPU", kind=str)
+    _flag(parser, "--threads", sorted({1, cores}), "sizes of teams, one after the other")
+    _flag(parser, "--repeats", 5, "runs of each; the least time counts")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, too")
+    group = parser.add_argument_group("linear")
+    _flag(group, "--formats", products.formats, "of weights", linear.FORMATS)
+    _flag(group, "--compute", products.compute, "inputs as floats, in 16 or in 8 bits", linear.COMPUTE)
+    _flag(group, "--rows", products.rows, "of the matrix")
+    _flag(group, "--cols", products.cols, "of the matrix")
+    _flag(group, "--tokens", products.tokens, "rows of inputs")
+    _flag(group, "--megabytes", products.megabytes, "of weights in a run of few rows")
+    group = parser.add_argument_group("attention")
+    _flag(group, "--shapes", contexts.shapes, "heads as these models have them", attention.SHAPES)
+    _flag(group, "--types", contexts.types, "of cached keys and values", attention.TYPES)
+    _flag(group, "--contexts", contexts.contexts, "tokens that are cached")
+    _flag(group, "--batches", contexts.batches, "sequences in a decode step")
+    _flag(group, "--prompts", contexts.prompts, "tokens of a prompt")
     return parser
+
+
+def _flag(group: Any, flag: str, default: Any, text: str, choices: Collection[str] = (), kind: type = int) -> None:
+    """A flag that says its default; several values where the default has several."""
+    many = not isinstance(default, (int, str))
+    told = " ".join(map(str, default)) if many else default
+    if choices:
+        kind = str
+        told = "all" if set(default) == set(choices) else told
+        text = f"{text}: {', '.join(choices)}"
+    more: dict[str, Any] = (
+        {"choices": tuple(choices), "metavar": "NAME"} if choices else {"metavar": "N" if kind is int else "ISA"}
+    )
+    group.add_argument(
+        flag, type=kind, nargs="+" if many else None, default=default, help=f"{text} (default: {told})", **more
+    )
 
 
 def _time(seconds: float) -> str:

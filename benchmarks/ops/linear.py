@@ -23,6 +23,7 @@ HALVES = {
     Format.Q2_K: (80, 82), Format.Q3_K: (108,), Format.Q4_K: (0, 2), Format.Q5_K: (0, 2), Format.Q6_K: (208,),
     Format.IQ4_NL: (0,),
 }  # fmt: skip
+COMPUTE = ("exact", "int16", "int8")
 _SUPERBLOCK = 256
 _SCALE_BYTES = {"int8_row_f32": 4, "e4m3_row_f32": 4}  # of a row
 _EXPONENT = 121  # of MXFP4's scale: 2^-6
@@ -33,7 +34,7 @@ class Products:
     """What is multiplied. `megabytes`: of different weights in one run of few rows; eight times less for many."""
 
     formats: Sequence[str] = FORMATS
-    compute: Sequence[str] = ("exact", "int16", "int8")
+    compute: Sequence[str] = COMPUTE
     rows: int = 4096
     cols: int = 1536
     tokens: Sequence[int] = (1, 8, 64, 256)

@@ -80,8 +80,8 @@ def _lines(axes: Axes, chart: Chart) -> None:
         axes.set_ylim(
             0, 1.15 * max([*(max(series.y) for series in chart.series), *(limit for limit, _ in chart.limits)])
         )
-    if len(chart.series) > 1:
-        axes.legend()
+    if len(chart.series) > 1:  # beside the lines: inside, it would lie on some of them
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _bars(axes: Axes, chart: Chart) -> None:

@@ -11,7 +11,7 @@ from octavo.errors import InvalidRequestError, OctavoError
 if TYPE_CHECKING:
     from octavo.api.offline import OfflineEngine
 
-_HELP = "/help  this text    /reset  forget the conversation    /system TEXT  set the system message    /exit  leave"
+_HELP = "/help  this text   /reset  forget all   /system TEXT  system message   /exit  leave"
 _TEMPERATURE = 0.3  # where neither the command line nor the model says one: at 1, the API's, small models ramble
 
 

@@ -1,6 +1,7 @@
 """What several commands share: the model argument, engine flags, sampling flags, and notes on flags without effect."""
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -33,10 +34,11 @@ def command_parser(name: str, purpose: str, sections: Sequence[str] = ENGINE_SEC
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Flags in one column, help in another, wide enough for the longest flags."""
+    """Flags in one column, help in another, wide enough for the longest flags where the terminal is."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=40, width=120)
+        width = min(120, max(60, shutil.get_terminal_size((120, 24)).columns))
+        super().__init__(prog, max_help_position=width // 3, width=width)
 
 
 class WideFormatter(_Formatter, argparse.RawDescriptionHelpFormatter):

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from octavo.model.source import ModelSource
     from octavo.text.tokenizer import LibraryTokenizer
 
+# Of matrices or layers, which differ in what they cost: no rate.
+_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {remaining} to go{postfix}]"
 _METHODS = ("awq", "gptq", "int8", "fp8", "gguf")
 _TEXT = """
 methods
@@ -52,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError("which model? octavo quantize MODEL --method METHOD --output DIR")
     for name in ("method", "output"):
         if getattr(parsed, name) is None:
-            raise ConfigError(f"--{name} is missing; octavo quantize --help shows what there is")
+            raise ConfigError(f"--{name} is missing: octavo quantize MODEL --method METHOD --output DIR")
     if parsed.samples < 1 or parsed.length < 16:
         raise ConfigError("--samples must be at least 1 and --length at least 16")
     with _interruptible():
@@ -224,7 +226,7 @@ def _bar(steps: int, shown: bool) -> Generator[Callable[[str, int], None]]:
         return
     from tqdm import tqdm
 
-    with tqdm(total=steps, dynamic_ncols=True, file=sys.stderr, desc="quantize") as bar:
+    with tqdm(total=steps, dynamic_ncols=True, file=sys.stderr, desc="quantize", bar_format=_BAR) as bar:
 
         def progress(what: str, done: int) -> None:
             bar.set_postfix_str(what, refresh=False)

@@ -166,9 +166,10 @@ def describe(report: Report, target: Path) -> Iterator[str]:
         more = f" and {len(report.skipped) - _SHOWN} more" if len(report.skipped) > _SHOWN else ""
         yield f"left as they are: {', '.join(report.skipped[:_SHOWN])}{more}"
     for reason, count in report.notes.items():
-        yield f"{count} x {reason}"
+        yield f"{count} {reason}" if reason.startswith("matrices ") else f"{count} x {reason}"
     if report.problem:
         yield f"note: {report.problem}"
+    yield f"next: octavo chat {target}, or octavo serve {target}"
 
 
 def _common(one: list[int], other: list[int]) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +16,12 @@ _CUSTOM_ID = "replay"
 
 def run(arguments: Sequence[str]) -> int:
     """Replay; the answer goes to standard output. 0: it is the same."""
-    parser = command_parser("replay", "Give an answer again from its receipt.", tuple(SECTIONS))
+    parser = command_parser(
+        "replay",
+        "Give an answer again from its receipt, and tell whether every token is the same. A receipt comes with what "
+        "was asked with deterministic: true; model and flags must be those of the server that gave it.",
+        tuple(SECTIONS),
+    )
     parser.add_argument(
         "-r", "--receipt", required=True, metavar="FILE", help="the receipt, or the answer that it came with (JSON)"
     )
@@ -28,6 +34,7 @@ def run(arguments: Sequence[str]) -> int:
         raise InvalidRequestError(str(answer.get("error", {}).get("message", answer)))
     if not answer["receipt"]["replayed"]:
         raise InvalidRequestError("the answer is another one, although its fingerprint is the same: please report it")
+    print("the same: every token is as in the receipt", file=sys.stderr)
     return 0
 
 
@@ -40,12 +47,14 @@ def read_receipt(file: Path) -> dict[str, Any]:
     try:
         found: Any = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise InvalidRequestError(f"{file}: no receipt can be read: {error}") from None
+        raise InvalidRequestError(
+            f"{file}: no receipt can be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
     receipt: Any = found
     if isinstance(found, dict) and "receipt" in found:
         receipt = cast("dict[str, Any]", found)["receipt"]
     if not isinstance(receipt, dict) or not {"path", "request", "fingerprint", "tokens"} <= receipt.keys():
-        raise InvalidRequestError(f"{file} holds no receipt")
+        raise InvalidRequestError(f"{file} holds no receipt; a request with deterministic: true is answered with one")
     return cast("dict[str, Any]", receipt)
 
 

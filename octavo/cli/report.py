@@ -1,7 +1,9 @@
 """What `octavo inspect` prints of an engine: the model, what was chosen and why, memory, kernels, the program."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from itertools import groupby
+from typing import cast
 
 from octavo.config.values import format_size
 from octavo.engine.build import Engine
@@ -10,6 +12,8 @@ from octavo.spec.decoder import (
     Body,
     DecoderSpec,
     DenseMlpSpec,
+    EmbeddingSpec,
+    HeadSpec,
     LatentSpec,
     LayerSpec,
     NormSpec,
@@ -20,7 +24,8 @@ from octavo.spec.decoder import (
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.template_check import check_template, thinking_switch
 
-_WIDTH = 24
+_WIDTH = 26  # of the longest name
+_SIZES = ("weight_cache_bytes", "cache_bytes", "kv_host", "kv_disk", "target_itl_ms")  # 0: none
 
 
 def report(engine: Engine, template: ChatTemplate | None) -> Iterator[str]:
@@ -150,13 +155,39 @@ def _norm(norm: NormSpec) -> str:
     return f"{norm.kind} {norm.eps:g}"
 
 
-def _fields(spec: object) -> str:
-    """Fields of a small spec, without the dots and quotes of a repr."""
-    return repr(spec).partition("(")[2].rstrip(")").replace("=", " ")
+def _fields(spec: EmbeddingSpec | HeadSpec) -> str:
+    """What a small spec has: its numbers, and by name what is so."""
+    told: list[str] = []
+    for name, value in ((field.name, getattr(spec, field.name)) for field in fields(spec)):
+        if value is True:
+            told.append(name)
+        elif value not in (None, False):
+            shown = _norm(value) if isinstance(value, NormSpec) else f"{value:g}" if isinstance(value, float) else value
+            told.append(f"{name} {shown}")
+    return ", ".join(told)
+
+
+def _value(name: str, value: object) -> str:
+    if value is None or value == () or (name in _SIZES and value == 0):
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, int) and name in _SIZES:
+        return format_size(value)
+    return ", ".join(map(str, cast("tuple[object, ...]", value))) if isinstance(value, tuple) else str(value)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """0-3, 5, 7-8."""
+    runs = groupby(enumerate(numbers), lambda place: place[1] - place[0])
+    members = [[number for _, number in run] for _, run in runs]
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in members)
 
 
 def _choice_lines(engine: Engine) -> list[str]:
-    lines = [_pair(name, f"{choice.value!s:28} {choice.reason}") for name, choice in engine.resolved.choices()]
+    lines = [
+        _pair(name, f"{_value(name, choice.value):28} {choice.reason}") for name, choice in engine.resolved.choices()
+    ]
     quantized = engine.source.quantized
     return lines + [_pair("checkpoint", note) for note in (() if quantized is None else quantized.notes)]
 
@@ -178,6 +209,6 @@ def _group_lines(engine: Engine) -> list[str]:
     lines: list[str] = []
     for index, group in enumerate(engine.groups):
         size = f" in {group.pages} blocks a sequence" if group.is_state else ""
-        members = ", ".join(map(str, group.layers))
+        members = _ranges(group.layers)
         lines.append(_pair(str(index), f"{len(group.layers)} layers keep {group.keeps}{size}: {members}"))
     return lines

@@ -55,7 +55,7 @@ def open_input(name: str) -> BinaryIO:
         try:
             return open(name, "rb")
         except OSError as error:
-            raise ConfigError(f"{name}: {error.strerror or error}") from None
+            raise ConfigError(f"--input-file {name}: {error.strerror or error}") from None
     copy = tempfile.TemporaryFile()  # noqa: SIM115  closed by whoever reads it
     shutil.copyfileobj(sys.stdin.buffer, copy)
     copy.flush()
@@ -87,12 +87,23 @@ class _Shown:
     """A bar on standard error and, if wanted, results on standard output as soon as all before them are there."""
 
     def __init__(self, total: int, before: int, tells: bool) -> None:
-        from tqdm import tqdm
-
         self.total, self.before = total, before
         self._tells = tells
         self._failed = 0
-        self._bar: Any = tqdm(total=total, initial=before, desc="Requests", dynamic_ncols=True, file=sys.stderr)
+        self._bar: Any = None
+
+    def ready(self) -> None:
+        """The bar begins: lines of the log above it, and loading is no part of its rate."""
+        from tqdm import tqdm
+
+        self._bar = tqdm(
+            total=self.total,
+            initial=self.before,
+            desc="requests",
+            unit=" requests",
+            dynamic_ncols=True,
+            file=sys.stderr,
+        )
 
     def done(self, failed: bool) -> None:
         """A line is done."""
@@ -110,4 +121,5 @@ class _Shown:
 
     def close(self) -> None:
         """No more comes."""
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()

@@ -103,7 +103,9 @@ def _metavar(hint: object) -> str:
 def _help(field: "Field[Any]") -> str:
     text = str(field.metadata["help"])
     default = field.default
-    if default in (None, "", ()) or default is MISSING or isinstance(default, bool) or "default" in text:
+    if default is True:
+        return f"{text} (default: on)"
+    if default is False or default in (None, "", ()) or default is MISSING or "default" in text:
         return text.replace("%", "%%")
     shown = ",".join(map(str, default)) if isinstance(default, tuple) else default  # pyright: ignore
     return f"{text} (default: {shown})".replace("%", "%%")

@@ -56,17 +56,23 @@ class ModelConfig:
         "rounds unquantized weights while loading: int8 (8.5 bits a weight), fp8 (8 bits) or int4 (5 bits; embedding "
         "and head in 8); a quantized checkpoint (awq, gptq, compressed-tensors, fp8) is computed with as it is",
         flags=("-q",),
-        metavar="int8|int4",
+        metavar="int8|fp8|int4",
     )
     max_model_len: int | None = option(
-        None, "longest prompt plus output, in tokens; 4k and 1M are understood", within=(1, 1 << 30)
+        None,
+        "longest prompt plus output, in tokens; 4k and 1M are understood (default: what the model was made for)",
+        within=(1, 1 << 30),
     )
     seed: int = option(0, "seed of requests that bring none", within=(-(1 << 63), (1 << 64) - 1))
     generation_config: str = option("auto", "'auto': the model's defaults; 'vllm': neutral defaults; or a directory")
-    chat_template: str | None = option(None, "Jinja chat template: a file or the text itself")
+    chat_template: str | None = option(
+        None, "Jinja chat template: a file or the text itself (default: the model's own)"
+    )
     skip_tokenizer_init: bool = option(False, "serve token ids only")
     weight_cache: bool = option(True, "keep packed weights on disk for a fast start")
-    weight_cache_dir: str | None = option(None, "where packed weights are kept")
+    weight_cache_dir: str | None = option(
+        None, "where packed weights are kept (default: weights in the cache directory)"
+    )
     weight_cache_size: str = size("8GiB", "most bytes the packed-weight cache may hold")
     trust_remote_code: bool = option(False, "refused when set: Octavo never runs code from a checkpoint")
 
@@ -124,8 +130,12 @@ class CacheConfig:
 class SchedulingConfig:
     """Who computes when."""
 
-    max_num_seqs: int | None = option(None, "most sequences in one step", within=(1, 65536))
-    max_num_batched_tokens: int | None = option(None, "most tokens in one step", within=(1, 1 << 24))
+    max_num_seqs: int | None = option(
+        None, "most sequences in one step (default: by threads and memory, octavo inspect tells)", within=(1, 65536)
+    )
+    max_num_batched_tokens: int | None = option(
+        None, "most tokens in one step (default: by threads, octavo inspect tells)", within=(1, 1 << 24)
+    )
     enable_chunked_prefill: bool = option(True, "split long prompts over steps")
     scheduling_policy: Literal["fcfs", "priority", "lpm", "sjf", "fair"] = option(
         "fcfs",

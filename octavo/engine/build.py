@@ -368,8 +368,13 @@ def _tell(engine: Engine, from_cache: bool) -> None:
         "packed weights from the cache" if from_cache else f"packed from {format_size(engine.source.file_bytes)}",
     )
     log.info(
-        "%s %s on %d threads, KV cache %s in %s (%s)",
-        *(model.backend.value, model.isa.value, model.threads.value),
+        "%s %s on %d %s, KV cache %s in %s (%s)",
+        *(
+            model.backend.value,
+            model.isa.value,
+            model.threads.value,
+            "thread" if model.threads.value == 1 else "threads",
+        ),
         *(format_size(engine.resolved.cache.cache_bytes.value), model.cache_types),
         engine.resolved.cache.num_blocks.reason,
     )

@@ -122,7 +122,8 @@ def _find_named(name: str, revision: str | None, download_dir: str | None, token
         return _download("/".join(parts[:2]), parts[2], revision, download_dir, token)
     if name.endswith(".gguf") or not _HUB_NAME.fullmatch(name):
         raise ModelNotFoundError(
-            f"no model at {path.absolute()} (no such file or directory, and {name!r} cannot be a hub name)"
+            f"no model at {path.absolute()} (no such file or directory, and {name!r} cannot be a hub name); give a "
+            "directory in Hugging Face layout, a .gguf file or a hub name such as Qwen/Qwen3-0.6B"
         )
     return _inside(_download(name, None, revision, download_dir, token))
 

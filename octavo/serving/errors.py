@@ -1,6 +1,7 @@
 """Which error becomes which answer: the body of the API that was asked, the right status, and never a traceback."""
 
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from math import ceil
 
 import msgspec
@@ -42,6 +43,7 @@ _ANTHROPIC_TYPES = {
 _ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/")
 # nginx's status for a client that went away; only the access log sees it.
 CLIENT_GONE = 499
+_SHOWN_PATH = 200
 
 Handler = Callable[[Request], Awaitable[Response]]
 _encode = msgspec.json.Encoder().encode
@@ -137,7 +139,10 @@ def log_failure(path: str, error: Exception) -> None:
 async def http_error(request: Request, error: Exception) -> Response:
     """Answer to what the router refuses: unknown path, wrong method."""
     assert isinstance(error, HTTPException)
-    info = ErrorInfo(error.detail, _type(error.status_code), None, error.status_code)
+    detail = error.detail
+    if error.status_code == 404 and detail == HTTPStatus.NOT_FOUND.phrase:  # the router's own word
+        detail = f"nothing is served at {route_path(request.scope)[:_SHOWN_PATH]}; GET /openapi.json lists what is"
+    info = ErrorInfo(detail, _type(error.status_code), None, error.status_code)
     return json_response(error_answer(info, route_path(request.scope)), error.status_code, dict(error.headers or {}))
 
 

@@ -89,6 +89,11 @@ def _check_fingerprint(before: Mapping[str, str], here: Mapping[str, str]) -> No
         if before.get(name) != here.get(name)
     ]
     if told:
+        hint = ""
+        if before.get("settings") != here.get("settings"):
+            hint = (
+                "; settings are types of weights and cache, --linear-compute and --max-model-len: give the same flags"
+            )
         raise InvalidRequestError(
-            f"receipt: the same bits cannot be promised, as this differs: {', '.join(told)}", "receipt"
+            f"receipt: the same bits cannot be promised, as this differs: {', '.join(told)}{hint}", "receipt"
         )

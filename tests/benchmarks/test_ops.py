@@ -46,6 +46,14 @@ def test_every_kernel_has_a_line_and_the_nearer_ceiling(tmp_path, capsys):
     assert (one["operations"], one["bytes"]) == (2 * 64 * 64, 64 * 64 // 32 * 34 + 4 * 128)
 
 
+def test_an_unknown_group_is_refused_before_anything_is_measured(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["norm"])
+    shown = capsys.readouterr()
+    assert "there is no group 'norm': linear, attention, rest" in shown.err
+    assert not shown.out
+
+
 def test_curves_keep_points_of_other_models(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(curves.SHAPES, "135M", (64, 128, 2, 4, 2, 16, 256))
     monkeypatch.setattr(curves, "CONTEXTS", (128, 256))

@@ -51,6 +51,9 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
         assert all(word in shown for word in ("--group-size", "arXiv:2210.17323", "examples"))
     else:
         assert f"usage: octavo {name} [MODEL] [options]" in shown
+        words = " ".join(shown.split())
+        assert "seed of requests that bring none (default: 0)" in words
+        assert "reuse cached blocks of equal prefixes (default: on)" in words
         assert "--max-model-len" in shown
 
 

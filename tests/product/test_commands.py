@@ -49,9 +49,10 @@ def test_inspect_tells_values_and_reasons(environment: dict[str, str]) -> None:
     assert done.returncode == 0, done.stderr
     for title in ("model", "layers", "configuration", "memory", "cache groups", "kernels", "start-up"):
         assert f"\n{title}\n" in f"\n{done.stdout}"
-    assert "family                   llama" in done.stdout
-    assert "max_model_len            512                          asked for" in done.stdout
-    assert "0-29                     attention 9 heads of 64, 3 kv" in done.stdout
+    assert "family                     llama" in done.stdout
+    assert "max_model_len              512                          asked for" in done.stdout
+    assert "30 layers keep every token: 0-29\n" in done.stdout
+    assert "0-29                       attention 9 heads of 64, 3 kv" in done.stdout
 
 
 def test_inspect_prints_the_program(environment: dict[str, str]) -> None:

@@ -52,6 +52,7 @@ def test_a_receipt_is_given_and_taken(server: RunningServer, path: str, body: di
     [
         ({"fingerprint": {"model": "x", "kernels": "k" * 40}}, "model (x then, mmmmmmmmmmmmmmmm here)"),
         ({"fingerprint": {"model": "m" * 40}}, "kernels (none then"),
+        ({"fingerprint": {"settings": "s" * 40}}, "--linear-compute and --max-model-len: give the same flags"),
         ({"path": "/v1/chat/completions"}, "/v1/chat"),
         ({"tokens": 3}, "receipt"),
         ({"request": {"prompt": "b", "seed": 1}}, "another prompt"),

@@ -74,7 +74,9 @@ def test_unknown_model_path_and_method(server: RunningServer) -> None:
     answer = HTTP.post(server.url + CHAT, json=GOOD | {"model": "gpt-4"})
     assert (answer.status_code, answer.json()["error"]["type"]) == (404, "NotFoundError")
     assert "`gpt-4` does not exist" in answer.json()["error"]["message"]
-    assert HTTP.get(server.url + "/v1/nothing").json()["error"]["code"] == 404
+    unknown = HTTP.get(server.url + "/v1/nothing").json()["error"]
+    assert (unknown["code"], unknown["type"]) == (404, "NotFoundError")
+    assert unknown["message"] == "nothing is served at /v1/nothing; GET /openapi.json lists what is"
     wrong = HTTP.get(server.url + CHAT)
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, 405)
 

@@ -34,6 +34,10 @@ _LONGEST_LINE = 256 << 20
 class Progress(Protocol):
     """Who wants to know what is done."""
 
+    def ready(self) -> None:
+        """The model is loaded."""
+        ...
+
     def done(self, failed: bool) -> None:
         """A line."""
         ...
@@ -157,6 +161,7 @@ async def run_file(
         served = endpoints_of(app)
         if wrong := sorted({read_line(batch.line(place)).url for place in range(len(batch.digests))} - served.keys()):
             raise InvalidRequestError(f"url: {wrong[0]} is not served with this model; {', '.join(served)} are")
+        progress.ready()
         lines = _Lines(batch, journal, LineRunner(app, Caller(lag=0.0)), progress)
         await lines.run(Room(lambda: room_beside(0, sequences)))
 
