@@ -11,9 +11,21 @@ if TYPE_CHECKING:
     from octavo.api.llm import LLM
     from octavo.api.llm_engine import EngineArgs, LLMEngine
     from octavo.api.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
+    from octavo.api.pooling_outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
     from octavo.api.prompts import TextPrompt, TokensPrompt
     from octavo.config.engine import EngineConfig
+    from octavo.config.pooling import PoolerConfig
     from octavo.flow.beam_search_params import BeamSearchParams
+    from octavo.flow.pooling_params import PoolingParams
     from octavo.flow.sampling_params import RequestOutputKind, SamplingParams
     from octavo.flow.structured_outputs import StructuredOutputsParams
 
@@ -28,6 +40,16 @@ _HOME = {
     "RequestOutput": "octavo.api.outputs",
     "CompletionOutput": "octavo.api.outputs",
     "BeamSearchOutput": "octavo.api.outputs",
+    "PoolingOutput": "octavo.api.pooling_outputs",
+    "PoolingRequestOutput": "octavo.api.pooling_outputs",
+    "EmbeddingOutput": "octavo.api.pooling_outputs",
+    "EmbeddingRequestOutput": "octavo.api.pooling_outputs",
+    "ClassificationOutput": "octavo.api.pooling_outputs",
+    "ClassificationRequestOutput": "octavo.api.pooling_outputs",
+    "ScoringOutput": "octavo.api.pooling_outputs",
+    "ScoringRequestOutput": "octavo.api.pooling_outputs",
+    "PoolingParams": "octavo.flow.pooling_params",
+    "PoolerConfig": "octavo.config.pooling",
     "TextPrompt": "octavo.api.prompts",
     "TokensPrompt": "octavo.api.prompts",
     "EngineConfig": "octavo.config.engine",
@@ -45,13 +67,23 @@ __all__ = [
     "AsyncLLMEngine",
     "BeamSearchOutput",
     "BeamSearchParams",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineArgs",
     "EngineConfig",
     "LLMEngine",
+    "PoolerConfig",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",

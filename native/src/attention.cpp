@@ -1,7 +1,7 @@
 // Paged attention. A task is some rows and one kv head, so the keys and values it loads serve all query heads of the
 // group, and all sequences that have them in common.
 //
-// What a row computes depends on its own position alone: keys are taken in parts of kPart, counted from position 0; a
+// What a row computes depends on its own position (and the context's length, where keys behind it are seen): keys are taken in parts of kPart, counted from position 0; a
 // part is summed on its own and parts are joined in order. So a long context may be cut over threads at parts, a part
 // may be summed together with that of other sequences, and the tiles, the batch and the size of cache blocks leave no
 // trace in the bits.
@@ -51,7 +51,7 @@ void join_saved(const Attention& attention, const Row& row, int64_t number, int6
                 float* totals) {
   const int64_t heads = smaller(16, attention.heads - first_head);
   const int64_t first_seen = attention.first_part(row.position);
-  const int64_t end = smaller(saved.end, row.position / kPart + 1);
+  const int64_t end = smaller(saved.end, row.last_key / kPart + 1);
   float largest[16] = {}, part_largest[16] = {}, keep[16], take[16];
   for (int64_t part = larger(saved.first, first_seen); part < end; ++part) {
     const float* states = saved.at(number, part, first_head) + 16;
@@ -75,7 +75,7 @@ void join_saved(const Attention& attention, const Row& row, int64_t number, int6
       if (more[-2] > total.largest()) total.largest() = more[-2];
     }
   }
-  if (saved.first > row.position / kPart || end <= row.position / kPart) return;
+  if (saved.first > row.last_key / kPart || end <= row.last_key / kPart) return;
   for (int64_t head = 0; head < heads; ++head) {
     const SavedState total = {totals + head * attention.state_floats() + 16};
     write_head(attention, row.token, first_head + head, total.values, total.largest(), total.weight(),

@@ -118,8 +118,13 @@ void AttentionPlan::list_rows() {
     const bool saved = sequence.shared > attention_.first_part(sequence.position);
     sequence.first_row = row;
     for (int32_t token = 0; token < sequence.tokens; ++token) {
-      rows_[row++] = {sequence.first_token + token, sequence.position + token, sequence.slot,
-                      token == 0 ? sequence.common : kSameSequence, saved};
+      const int64_t last = attention_.last_key(sequence.position + token, sequence.length());
+      rows_[row++] = {sequence.first_token + token,
+                      sequence.position + token,
+                      sequence.slot,
+                      int32(last),
+                      token == 0 ? sequence.common : kSameSequence,
+                      saved};
     }
     if (saved) saved_rows_ = row;
   }
@@ -182,7 +187,7 @@ void AttentionPlan::add_own_units() {
     const Sequence& sequence = sequences_[number];
     const int64_t all = attention_.first_part(sequence.position);
     const int64_t first = larger(all, sequence.shared);
-    const int64_t parts = part_of(sequence.last_position()) + 1 - first;
+    const int64_t parts = part_of(sequence.length() - 1) + 1 - first;
     const Unit unit = {sequence.first_row, sequence.tokens, int32(first), int32(parts), 0, 0, first > all};
     if (parts > 0) add(unit, heads);
   }
@@ -198,7 +203,7 @@ void AttentionPlan::add_tiles(int64_t wanted_rows) {
       const int64_t tokens = smaller(length, sequence.tokens - tile * length);
       const int64_t position = sequence.position + tile * length;
       const int64_t first = attention_.first_part(position);
-      const int64_t parts = part_of(position + tokens - 1) + 1 - first;
+      const int64_t parts = part_of(attention_.last_key(position + tokens - 1, sequence.length())) + 1 - first;
       add({int32(sequence.first_row + tile * length), int32(tokens), int32(first), int32(parts), 0, 0, 0}, 1);
     }
   }

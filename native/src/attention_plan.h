@@ -27,7 +27,7 @@ private:
     int32_t first_token, tokens, position, slot, common;
     int32_t first_row;
     int32_t shared; // parts from 0 on that it has, for the most part, in common with a neighbour
-    int32_t last_position() const { return position + tokens - 1; }
+    int32_t length() const { return position + tokens; }
   };
 
   void reserve(Team& team, const Step& step);

@@ -16,6 +16,7 @@ constexpr float kLog2E = 1.44269504f;
 // Scores are in units of log 2 throughout: weights are powers of two of them.
 struct Attention {
   int64_t heads, kv_heads, head_dim, padded, group, window, chunk;
+  bool both_ways; // keys behind the query are seen, too
   float scale, softcap;
   const float *slopes, *sinks; // of each head; null: none
   CacheLayer layer;
@@ -24,7 +25,7 @@ struct Attention {
 
   Attention(const Instruction& code, const Program& program)
       : heads(code.i[1]), kv_heads(code.i[2]), head_dim(code.i[3]), padded((head_dim + 15) / 16 * 16),
-        group(heads / kv_heads), window(code.i[4]), chunk(code.i[7]), scale(code.f[0] * kLog2E),
+        group(heads / kv_heads), window(code.i[4]), chunk(code.i[7]), both_ways(code.i[10] != 0), scale(code.f[0] * kLog2E),
         softcap(code.f[1] * kLog2E), slopes(static_cast<const float*>(code.p[0])),
         sinks(static_cast<const float*>(code.p[1])), layer(*program.cache, code, kv_heads, head_dim),
         in(program.buffer[code.in0]), out(program.buffer[code.out]) {}
@@ -35,6 +36,11 @@ struct Attention {
     return chunk > 0 ? larger(in_window, position / chunk * chunk) : in_window;
   }
   int64_t first_part(int64_t position) const { return first_key(position) / kPart; }
+  // The last key that is seen, of a context of `length` tokens. Never less for a later position.
+  int64_t last_key(int64_t position, int64_t length) const {
+    if (!both_ways) return position;
+    return window > 0 ? smaller(length, position + window) - 1 : length - 1;
+  }
   // Of what is saved of a row and head: largest score, sum of weights, weighted values.
   int64_t state_floats() const { return padded + 16; }
 };
@@ -42,6 +48,7 @@ struct Attention {
 // A token of the step, whose heads of one group a task works for.
 struct Row {
   int32_t token, position, slot;
+  int32_t last_key; // that it sees
   int32_t common; // leading tokens that lie in the same blocks as those of the row before it
   int32_t saved;  // 1: its states are saved part by part
 };

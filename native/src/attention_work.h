@@ -28,10 +28,11 @@ public:
     total_ = States::at(states + States::floats_needed(rows_, attention.padded), rows_, attention.padded);
     factors_ = states + 2 * States::floats_needed(rows_, attention.padded);
     first_keys_ = reinterpret_cast<int32_t*>(factors_ + 2 * States::rounded(rows_));
-    positions_ = first_keys_ + States::rounded(rows_);
+    last_keys_ = first_keys_ + States::rounded(rows_);
     for (int64_t row = 0; row < rows_; ++row) {
-      positions_[row] = tokens[row / attention.group].position;
-      first_keys_[row] = static_cast<int32_t>(attention.first_key(positions_[row]));
+      const Row& token = tokens[row / attention.group];
+      last_keys_[row] = token.last_key;
+      first_keys_[row] = static_cast<int32_t>(attention.first_key(token.position));
     }
     fetch_first_keys();
     for (int64_t token = 0; token < count; ++token) load_queries(token);
@@ -63,8 +64,8 @@ public:
 
   // Whether a token sees a key of this part; and whether it is the first that it sees.
   bool sees(int64_t token, int64_t part) const {
-    const int64_t position = tokens_[token].position;
-    return attention_.first_key(position) < (part + 1) * kPart && position >= part * kPart;
+    const Row& row = tokens_[token];
+    return attention_.first_key(row.position) < (part + 1) * kPart && row.last_key >= part * kPart;
   }
   bool begins_with(int64_t token, int64_t part) const { return attention_.first_part(tokens_[token].position) == part; }
 
@@ -179,7 +180,7 @@ private:
   // Those of `count` keys from `begin` on that a row sees.
   Range range_of(int64_t row, int64_t begin, int64_t count) const {
     const int64_t first = larger(first_keys_[row] - begin, 0);
-    const int64_t last = smaller(positions_[row] + 1 - begin, count);
+    const int64_t last = smaller(last_keys_[row] + 1 - begin, count);
     return {smaller(first, count), larger(last, 0)};
   }
 
@@ -493,7 +494,7 @@ private:
   uint16_t* scales_; // gathered, [groups][kKeys]
   States part_, total_;
   float* factors_;
-  int32_t *first_keys_, *positions_; // of the rows
+  int32_t *first_keys_, *last_keys_; // of the rows
 };
 
 } // namespace octavo

@@ -129,7 +129,8 @@ void read_lane(int32_t format, const uint8_t* panel, int lane, int64_t cols, flo
 void embed(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep& step,
            int64_t rows) {
   const auto* segments = static_cast<const OctavoSegment*>(instruction.p[0]);
-  const int32_t* ids = instruction.i[2] == 0 ? step.token_ids : step.positions;
+  const int32_t* const sources[] = {step.token_ids, step.positions, step.token_types};
+  const int32_t* ids = sources[instruction.i[2]];
   float* out = program.buffer[instruction.out];
   const int64_t least = 8192 / (instruction.width > 0 ? instruction.width : 1) + 1; // rows worth a task
   team.parallel_ranges(rows, least, [&](int64_t begin, int64_t end, int) {

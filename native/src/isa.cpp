@@ -4,7 +4,7 @@
 #include "octavo/abi.h"
 
 namespace {
-constexpr int32_t kAbiVersion = 8;
+constexpr int32_t kAbiVersion = 9;
 } // namespace
 
 #if defined(__x86_64__)

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from octavo.api.engine_args import AsyncEngineArgs, read_options
 from octavo.api.outputs import RequestCollector, RequestOutput, delta_output
+from octavo.api.pooled import answer_of
+from octavo.api.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from octavo.api.prompts import PromptType, text_of
 from octavo.api.tokenizer import ApiTokenizer, tokenizer_of
 from octavo.engine.async_engine import AsyncEngine
@@ -16,7 +18,9 @@ from octavo.engine.threaded import ThreadedEngine
 from octavo.engine.transport import Cancel
 from octavo.errors import UnsupportedError
 from octavo.execution.sleep import Part
+from octavo.flow.pooling_params import PoolingParams
 from octavo.flow.sampling_params import RequestOutputKind, SamplingParams
+from octavo.inputs.pooling import PER_TOKEN, Framing
 from octavo.telemetry.metrics import MetricsStore, Reading
 
 __all__ = ["AsyncEngineArgs", "AsyncLLM", "AsyncLLMEngine"]
@@ -80,6 +84,36 @@ class AsyncLLM:
                 whole = kind is RequestOutputKind.CUMULATIVE
                 if whole or (kind is RequestOutputKind.FINAL_ONLY and collector.output.finished):
                     yield collector.snapshot()
+
+    async def encode(
+        self,
+        prompt: PromptType,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        lora_request: object = None,
+    ) -> AsyncIterator[PoolingRequestOutput[PoolingOutput]]:
+        """What a pooled model makes of one prompt: one output. Leaving the loop early cancels it.
+
+        Raises:
+            InvalidRequestError: the prompt, a parameter or the id is wrong.
+            UnsupportedError: the model generates.
+            OverloadedError, EngineDeadError: the engine does not take it.
+        """
+        if lora_request is not None:
+            raise UnsupportedError("lora_request is not supported yet; leave it out")
+        name = request_id if request_id is not None else f"octavo-{next(self._ids)}"
+        info = await self._engine.ready()
+        processor = self._frontend.pooling(info)
+        task = processor.task_of(pooling_params.task if pooling_params is not None else None)
+        framing = Framing(arrival=time.monotonic(), priority=priority)
+        request = processor.prepare(prompt, pooling_params, name, task, framing)
+        async with self._engine.open(request) as stream:
+            async for deltas in stream:
+                for delta in deltas:
+                    answer = answer_of(delta, request.prompt_token_ids)
+                    yield answer.as_pooling(task in PER_TOKEN)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """Cancel requests; their last output has finish_reason "abort". Unknown and finished ids do nothing."""

@@ -7,6 +7,14 @@ from typing import Any, NoReturn
 from octavo.api.engine_args import read_options
 from octavo.api.offline import OfflineEngine
 from octavo.api.outputs import BeamSearchOutput, RequestCollector, RequestOutput, beam_search_output
+from octavo.api.pooled import OfflinePooling, Tokenizing
+from octavo.api.pooling_outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+)
 from octavo.api.progress import open_progress
 from octavo.api.prompts import PromptType, list_conversations, list_prompts, spread
 from octavo.api.tokenizer import ApiTokenizer, tokenizer_of
@@ -14,8 +22,10 @@ from octavo.engine.client import EngineInfo
 from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.execution.sleep import PARTS, Part
 from octavo.flow.beam_search_params import BeamSearchParams
+from octavo.flow.pooling_params import PoolingParams
 from octavo.flow.request import GenerationRequest
 from octavo.flow.sampling_params import SamplingParams
+from octavo.inputs.pooling import PER_TOKEN
 from octavo.telemetry.metrics import Reading
 from octavo.text.chat_template import ChatTemplate
 
@@ -155,6 +165,126 @@ class LLM:
         queued, self._queued = self._queued, []
         return self._run(queued, use_tqdm)
 
+    # --- pooling -----------------------------------------------------------------------------------------------------
+
+    def encode(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        lora_request: object = None,
+        pooling_task: str | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        prompt_name: str | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """What the model makes of every prompt; results come in the order of the prompts.
+
+        Args:
+            pooling_params: one for all prompts or one for each; None: as the model says.
+            truncate_prompt_tokens: longer prompts are cut to so many tokens; -1: to what the model takes.
+            pooling_task: "embed", "token_embed", "classify", "token_classify" or "score" (None: the model's usual one).
+            tokenization_kwargs: truncate_prompt_tokens, truncation_side, add_special_tokens.
+            prompt_name: which of the model's prompts (config_sentence_transformers.json) goes before each text.
+
+        Raises:
+            InvalidRequestError: a prompt or parameter is wrong; nothing was computed then.
+            UnsupportedError: the model generates.
+        """
+        _refuse(lora_request=lora_request)
+        options = Tokenizing(truncate_prompt_tokens, tokenization_kwargs, prompt_name)
+        task, answers = self._pooling.run(prompts, pooling_params, pooling_task, use_tqdm, options)
+        return [answer.as_pooling(task in PER_TOKEN) for answer in answers]
+
+    def embed(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: object = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        prompt_name: str | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for every prompt; arguments as of `encode`.
+
+        Raises:
+            InvalidRequestError: a prompt or parameter is wrong, or the model gives no vectors.
+            UnsupportedError: the model generates.
+        """
+        _refuse(lora_request=lora_request)
+        options = Tokenizing(truncate_prompt_tokens, tokenization_kwargs, prompt_name)
+        _, answers = self._pooling.run(prompts, pooling_params, "embed", use_tqdm, options)
+        return [answer.as_embedding() for answer in answers]
+
+    def classify(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: object = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """A number for every class of every prompt; arguments as of `encode`.
+
+        Raises:
+            InvalidRequestError: a prompt or parameter is wrong, or the model has no classes.
+            UnsupportedError: the model generates.
+        """
+        _refuse(lora_request=lora_request)
+        options = Tokenizing(truncate_prompt_tokens, tokenization_kwargs, None)
+        _, answers = self._pooling.run(prompts, pooling_params, "classify", use_tqdm, options)
+        return [answer.as_classes() for answer in answers]
+
+    def reward(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: object = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """What a reward model makes of every prompt; arguments as of `encode`, which this is under an older name."""
+        return self.encode(
+            prompts,
+            pooling_params,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            pooling_task="reward",
+            tokenization_kwargs=tokenization_kwargs,
+        )
+
+    def score(
+        self,
+        data_1: Any,
+        data_2: Any,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: object = None,
+        chat_template: str | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How alike texts are: one against a list, or each of a list against its own.
+
+        A cross-encoder reads both texts at once; of an embedding model it is the cosine of two vectors.
+
+        Raises:
+            InvalidRequestError: the numbers of texts do not fit together, or a text or parameter is wrong.
+            UnsupportedError: the model generates, or has no scores.
+        """
+        _refuse(lora_request=lora_request, chat_template=chat_template)
+        options = Tokenizing(truncate_prompt_tokens, tokenization_kwargs, None)
+        return self._pooling.score(data_1, data_2, pooling_params, use_tqdm, options)
+
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def get_tokenizer(self) -> ApiTokenizer:
@@ -249,6 +379,15 @@ class LLM:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
+    @property
+    def _pooling(self) -> OfflinePooling:
+        """The pooled side.
+
+        Raises:
+            UnsupportedError: the model generates.
+        """
+        return OfflinePooling(self._offline)
+
     def _template(self, text: str) -> ChatTemplate:
         tokenizer = self._offline.frontend.tokenizer
         return ChatTemplate(text, tokenizer.special_tokens if tokenizer else {})
@@ -287,7 +426,6 @@ class LLM:
 
 # vLLM's methods that Octavo lacks.
 _MISSING = {
-    **dict.fromkeys(("encode", "embed", "classify", "score", "reward"), "needs a pooling model: not supported yet"),
     **dict.fromkeys(("release_kv_cache_memory",), "is not supported: use sleep(level=1)"),
     **dict.fromkeys(("collective_rpc", "apply_model"), "is not supported: there is no Python model to reach"),
     **dict.fromkeys(("start_profile", "stop_profile"), "is not supported yet: see `octavo bench`"),

@@ -59,6 +59,10 @@ class OfflineEngine:
         with self._lock:
             yield
 
+    def next_id(self) -> str:
+        """An id that no request has had."""
+        return str(next(self._ids))
+
     def prepare(
         self,
         prompt: PromptType,

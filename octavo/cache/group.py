@@ -36,7 +36,7 @@ class KVCacheGroup:
     @property
     def is_whole(self) -> bool:
         """Nothing of it is ever let go of."""
-        return self.kind in ("full", "latent")
+        return self.kind in ("full", "latent", "step")
 
     @property
     def keeps(self) -> str:
@@ -47,6 +47,7 @@ class KVCacheGroup:
             "chunked": f"the tokens of a chunk of {self.window}",
             "latent": "a compressed vector of every token",
             "state": "a state of all tokens",
+            "step": "the tokens of a step",
         }[self.kind]
 
     def first_read(self, position: int, block_size: int) -> int:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from octavo.cache.group import KVCacheGroup
@@ -169,6 +169,11 @@ def _all_needs(spec: DecoderSpec) -> dict[int, CacheNeed]:
                     if index in needs:
                         raise UnsupportedError(f"layer {index} keeps more than one kind of history")
                     needs[index] = need
+    first: dict[CacheNeed, int] = {}
+    for index, need in list(needs.items()):
+        # What a step alone needs is read before the next layer writes: alike layers use the same place.
+        if need.kind == "step" and first.setdefault(need, index) != index:
+            needs[index] = replace(need, shares=first[need])
     for index, need in needs.items():
         owner = None if need.shares is None else needs.get(need.shares)
         if need.shares is not None and (owner is None or owner.shares is not None or owner.kind == "state"):

@@ -80,7 +80,7 @@ def _model_lines(engine: Engine) -> list[str]:
         _pair("vocabulary", spec.vocab),
         _pair("context", f"{spec.max_positions} tokens"),
         _pair("embedding", _fields(spec.embedding)),
-        _pair("head", _fields(spec.head)),
+        _pair("head", "none" if spec.head is None else _fields(spec.head)),
         _pair("final norm", "none" if spec.final_norm is None else _norm(spec.final_norm)),
     ]
 
@@ -125,6 +125,8 @@ def _body(body: Body) -> str:
     parts += _rope(body.rope)
     limits = (("window", body.window), ("chunks of", body.chunk), ("keys and values of layer", body.kv_from))
     parts += [f"{name} {value}" for name, value in limits if value is not None]
+    if not body.causal:
+        parts.append("both ways")
     if body.softcap is not None:
         parts.append(f"softcap {body.softcap:g}")
     parts += [text for text, there in (("qkv bias", body.qkv_bias), ("out bias", body.out_bias)) if there]

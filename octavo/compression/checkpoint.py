@@ -278,7 +278,8 @@ class CheckpointRounder:
             for tensor in self._parameters.tensors_of(plan.name)
         }
         modules = [_module(name) for name in left]
-        if self._source.spec.head.tied and "lm_head" not in modules:
+        head = self._source.spec.head
+        if head is not None and head.tied and "lm_head" not in modules:
             modules.append("lm_head")
         self._outcome.skipped = sorted(modules)
         config = read_json(self._source.path / "config.json")

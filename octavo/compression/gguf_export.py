@@ -273,7 +273,7 @@ class _Layout:
     def _format(self, place: str, part: str, columns: int) -> str:
         role = part.rpartition(".")[2]
         layer = int(place.split(".")[1]) if place else None
-        if part == "embed" and self._spec.head.tied:
+        if part == "embed" and self._spec.head is not None and self._spec.head.tied:
             role = "head"
         return format_of(self._mix, role, layer, len(self._spec.layers), columns)
 

@@ -65,9 +65,6 @@ FOREIGN: dict[str, Foreign] = {
     "tokenizer_mode": _refused("can only be 'auto'", "auto", "hf"),
     "load_format": _refused("can only be 'auto': safetensors and GGUF are recognised", "auto", "safetensors", "gguf"),
     "model_impl": _refused("can only be 'auto': Octavo has one implementation of a model", "auto", "vllm"),
-    "runner": _refused("can only be 'generate': pooling models are not supported yet", "auto", "generate"),
-    "task": _refused("can only be 'generate': pooling models are not supported yet", "auto", "generate"),
-    "convert": _refused("can only be 'none': pooling models are not supported yet", "auto", "none"),
     "data_parallel_size": _refused(f"above 1 {_NOT_YET}", 1),
     "cpu_offload_gb": _refused("has nothing to offload from: weights are in main memory", 0),
     "chat_template_content_format": _refused("can only be 'auto'", "auto"),
@@ -91,7 +88,6 @@ FOREIGN: dict[str, Foreign] = {
     "log_config_file": _refused("is not supported: log_level, log_file and access_log say what goes where"),
     "middleware": _refused("is not supported: put a proxy in front", [], ()),
     "enable_prompt_embeds": _refused(_NOT_YET),
-    "pooler_config": _refused("asks for a pooling model; these are not supported yet"),
 }
 
 

@@ -74,6 +74,21 @@ class ModelConfig:
         None, "where packed weights are kept (default: weights in the cache directory)"
     )
     weight_cache_size: str = size("8GiB", "most bytes the packed-weight cache may hold")
+    runner: Literal["auto", "generate", "pooling"] = option(
+        "auto", "generate text, or pool hidden states into vectors, classes and scores (auto: as the model is made)"
+    )
+    convert: Literal["auto", "none", "embed", "classify", "reward"] = option(
+        "auto", "what a pooled model answers with (auto: as the model is made)"
+    )
+    task: Literal["auto", "generate", "embed", "embedding", "classify", "score", "reward"] = option(
+        "auto", "vLLM's older name for runner and convert together"
+    )
+    pooler_config: str | None = option(
+        None,
+        'how states are pooled, for example {"pooling_type": "MEAN", "normalize": true}',
+        flags=("--override-pooler-config",),
+        metavar="JSON",
+    )
     trust_remote_code: bool = option(False, "refused when set: Octavo never runs code from a checkpoint")
 
 

@@ -15,7 +15,7 @@ from octavo.config.environment import Environment
 from octavo.config.machine import Machine
 from octavo.config.profile import PROFILES, Profile
 from octavo.config.quantization import FORMAT_OF_DTYPE, FORMAT_OF_SCHEME, choose_linear_compute, choose_quantization
-from octavo.config.sizing import Demand, Request, Setup, grant, read_wish, too_small
+from octavo.config.sizing import Request, Setup, grant, read_wish, too_small
 from octavo.config.values import format_size, parse_size
 from octavo.errors import ConfigError, UnsupportedError
 
@@ -25,6 +25,8 @@ _ASKED = "asked for"
 BY_PROFILE = "profile"  # how the reasons of its choices begin
 # A step's buffers and a prompt chunk's time grow with these; a small machine gets small ones.
 _SMALL_MACHINE_THREADS = 8
+_POOLED_SEQS = 256
+_WHOLE_STEP = 4096  # tokens of texts that share a step when nobody is kept waiting by it
 _LOGITS_SHARE = 0.05  # of memory, for the logits of all sequences
 
 
@@ -46,6 +48,9 @@ class ModelFacts:
     format: str  # in which most weights are stored: "bf16", "q4_k", ...
     file_bytes: int
     method: str = ""  # what a quantized checkpoint says it is: "gptq: 4 bits, groups of 128, ..."
+    pooled: bool = False  # nothing is generated
+    whole: bool = False  # texts are computed in one step, since their tokens see each other both ways
+    usual_length: int | None = None  # tokens of a text that it is made for, when not as many as it has positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,8 @@ class ResolvedModel:
     weight_cache_bytes: Choice[int]
     target_itl_ms: Choice[float] = Choice(0.0, "no target is asked for")  # 0: none
     kv_cache_dtype_skip_layers: Choice[tuple[str, ...]] = Choice((), "not asked for")
+    chunked: Choice[bool] = Choice(True, "the default")
+    whole: Choice[bool] = Choice(False, "each token sees those before it")
 
     @property
     def cache_types(self) -> CacheTypes:
@@ -122,6 +129,7 @@ def resolve_model(
         ConfigError, UnsupportedError: options exclude each other, this machine or this model.
     """
     _refuse_what_is_missing(config)
+    whole = _whole(config, facts)
     threads = _threads(config, machine, environment)
     max_model_len = _max_model_len(config, facts)
     max_num_seqs = _max_num_seqs(config, facts, machine, threads.value)
@@ -138,15 +146,19 @@ def resolve_model(
         linear_compute=Choice(
             *choose_linear_compute(config.execution.linear_compute, weights.value, quantization.value, backend.value)
         ),
-        kv_cache_dtype=_kv_cache_dtype(config, weights.value),
+        kv_cache_dtype=_kv_cache_dtype(config, weights.value, facts.whole),
         kv_cache_dtype_skip_layers=_skipped_layers(config),
         block_size=_asked_or_default(config.cache.block_size, 16, "the default"),
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=_max_batched_tokens(config, threads.value, max_num_seqs.value, max_model_len.value),
+        max_num_batched_tokens=_max_batched_tokens(
+            config, facts, threads.value, max_num_seqs.value, max_model_len.value
+        ),
         weight_cache_dir=_weight_cache_dir(config, environment),
         weight_cache_bytes=Choice(parse_size(config.model.weight_cache_size), "weight_cache_size"),
-        target_itl_ms=_target_itl_ms(config),
+        target_itl_ms=Choice(0.0, "nothing is generated") if facts.whole else _target_itl_ms(config),
+        chunked=_chunked(config, facts),
+        whole=whole,
     )
 
 
@@ -169,7 +181,7 @@ def resolve_cache(
     Raises:
         ConfigError: the memory does not hold what is asked for, or one sequence of `max_model_len` tokens.
     """
-    demand = Demand(page_bytes, least_blocks, model.max_num_seqs.value)
+    demand = _setup(model).demand(page_bytes, least_blocks)
     wish = read_wish(config.cache, environment_bytes)
     granted = grant(wish, _profile(config), _default_cache_reason(config), demand, memory_available)
     problem = granted.problem
@@ -181,20 +193,36 @@ def resolve_cache(
     return ResolvedCache(
         blocks,
         Choice(blocks.value * page_bytes, f"{blocks.value} blocks of {format_size(page_bytes)}"),
-        *_reuse(config.cache, blocks.value),
+        *(_no_reuse("nothing is kept beyond a step") if model.whole.value else _reuse(config.cache, blocks.value)),
     )
 
 
 def _reuse(asked: CacheConfig, blocks: int) -> tuple[Choice[bool], Choice[str], Choice[int]]:
     """Whether blocks are reused, which are forgotten first, and how many may be pinned."""
     if not asked.enable_prefix_caching:
-        off = "enable_prefix_caching is off"
-        return Choice(False, off), Choice("none", off), Choice(0, off)
+        return _no_reuse("enable_prefix_caching is off")
     eviction, default = asked.cache_eviction, CacheConfig().cache_eviction
     return (
         Choice(True, "equal beginnings are computed once"),
         Choice(eviction, "the default" if eviction == default else _ASKED),
         Choice(int(asked.cache_pin_budget * blocks), f"cache_pin_budget {asked.cache_pin_budget:g}"),
+    )
+
+
+def _no_reuse(why: str) -> tuple[Choice[bool], Choice[str], Choice[int]]:
+    return Choice(False, why), Choice("none", why), Choice(0, why)
+
+
+def _setup(model: ResolvedModel) -> Setup:
+    """The choices that memory depends on."""
+    return Setup(
+        max_model_len=model.max_model_len.value,
+        max_num_seqs=model.max_num_seqs.value,
+        max_num_batched_tokens=model.max_num_batched_tokens.value,
+        cache_types=model.cache_types,
+        block_size=model.block_size.value,
+        chunked=model.chunked.value,
+        whole=model.whole.value,
     )
 
 
@@ -204,16 +232,8 @@ def sizing_request(config: EngineConfig, model: ResolvedModel, environment: Envi
     Args:
         available: bytes that are free before anything is loaded.
     """
-    setup = Setup(
-        max_model_len=model.max_model_len.value,
-        max_num_seqs=model.max_num_seqs.value,
-        max_num_batched_tokens=model.max_num_batched_tokens.value,
-        cache_types=model.cache_types,
-        block_size=model.block_size.value,
-        chunked=config.scheduling.enable_chunked_prefill,
-    )
     return Request(
-        setup=setup,
+        setup=_setup(model),
         wish=read_wish(config.cache, environment.kv_cache_bytes),
         profile=_profile(config),
         default_reason=_default_cache_reason(config),
@@ -282,6 +302,28 @@ def _refuse_what_is_missing(config: EngineConfig) -> None:
         raise ConfigError("tenant_weights: shares are kept by scheduling_policy 'fair' alone; ask for that, too")
 
 
+def _whole(config: EngineConfig, facts: ModelFacts) -> Choice[bool]:
+    """Whether nothing is kept beyond a step.
+
+    Raises:
+        ConfigError: there is to be a tier for what is kept.
+    """
+    if not facts.whole:
+        return Choice(False, "each token sees those before it")
+    if config.cache.kv_host is not None or config.cache.kv_disk is not None:
+        raise ConfigError(
+            f"kv_host and kv_disk keep cached prefixes, but {facts.name} computes texts whole: leave them out"
+        )
+    return Choice(True, "tokens see each other both ways: a text is computed in one step")
+
+
+def _chunked(config: EngineConfig, facts: ModelFacts) -> Choice[bool]:
+    if facts.whole:
+        return Choice(False, "texts are computed whole")
+    asked = config.scheduling.enable_chunked_prefill
+    return Choice(asked, "the default" if asked else _ASKED)
+
+
 def _asked_or_default(asked: T, default: T, reason: str) -> Choice[T]:
     return Choice(asked, reason if asked == default else _ASKED)
 
@@ -346,13 +388,15 @@ def _weights(config: EngineConfig, facts: ModelFacts, quantization: str) -> Choi
     return Choice(asked, "asked for with dtype")
 
 
-def _kv_cache_dtype(config: EngineConfig, weights: str) -> Choice[str]:
+def _kv_cache_dtype(config: EngineConfig, weights: str, whole: bool) -> Choice[str]:
     asked, skipped = config.cache.kv_cache_dtype, config.cache.kv_cache_dtype_skip_layers
     if skipped and asked in ("auto", *PLAIN_TYPES):
         raise ConfigError(
             f"kv_cache_dtype_skip_layers {','.join(skipped)} leaves layers of a quantized cache as they are, and "
             f"kv_cache_dtype {asked} quantizes none: choose int8, fp8_e4m3, fp8_e5m2 or int4, or leave it out"
         )
+    if asked == "auto" and whole:
+        return Choice("float32", "exact, since nothing is kept beyond a step")
     return _plain_cache_dtype(weights) if asked == "auto" else Choice(asked, _ASKED)
 
 
@@ -371,6 +415,8 @@ def _skipped_layers(config: EngineConfig) -> Choice[tuple[str, ...]]:
 def _max_model_len(config: EngineConfig, facts: ModelFacts) -> Choice[int]:
     asked = config.model.max_model_len
     if asked is None:
+        if facts.usual_length is not None and facts.usual_length < facts.max_positions:
+            return Choice(facts.usual_length, f"what the model is made for; it has {facts.max_positions} positions")
         return Choice(facts.max_positions, "the model's context length")
     if asked > facts.max_positions:
         raise ConfigError(f"max_model_len {asked} exceeds the {facts.max_positions} positions that {facts.name} knows")
@@ -381,6 +427,8 @@ def _max_num_seqs(config: EngineConfig, facts: ModelFacts, machine: Machine, thr
     if config.scheduling.max_num_seqs is not None:
         return Choice(config.scheduling.max_num_seqs, _ASKED)
     profile = _profile(config)
+    if facts.pooled:
+        return Choice(_POOLED_SEQS, "short texts share a step")
     wanted = profile.scaled(64 if threads <= _SMALL_MACHINE_THREADS else 256, profile.sequences)
     affordable = int(machine.memory_total * _LOGITS_SHARE) // (2 * 4 * facts.vocab)  # float32, raw and processed
     if affordable < wanted:
@@ -388,9 +436,11 @@ def _max_num_seqs(config: EngineConfig, facts: ModelFacts, machine: Machine, thr
     return Choice(wanted, _by_profile(config, f"the default with {threads} threads"))
 
 
-def _max_batched_tokens(config: EngineConfig, threads: int, max_num_seqs: int, max_model_len: int) -> Choice[int]:
+def _max_batched_tokens(
+    config: EngineConfig, facts: ModelFacts, threads: int, max_num_seqs: int, max_model_len: int
+) -> Choice[int]:
     asked = config.scheduling.max_num_batched_tokens
-    whole = not config.scheduling.enable_chunked_prefill
+    whole = not _chunked(config, facts).value
     if asked is not None:
         if asked < max_num_seqs:
             raise ConfigError(
@@ -401,6 +451,8 @@ def _max_batched_tokens(config: EngineConfig, threads: int, max_num_seqs: int, m
                 f"without chunked prefill max_num_batched_tokens {asked} must reach max_model_len {max_model_len}"
             )
         return Choice(asked, _ASKED)
+    if facts.whole:
+        return Choice(max(_WHOLE_STEP, max_model_len), "whole texts, as many as fit")
     profile = _profile(config)
     wanted = profile.scaled(512 if threads <= _SMALL_MACHINE_THREADS else 2048, profile.step_tokens)
     wanted = max(min(wanted, max_num_seqs * max_model_len), max_num_seqs)  # more can never come together

@@ -81,11 +81,13 @@ def read_wish(cache: CacheConfig, environment_bytes: int | None = None) -> Wish:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the cache is for. `page`: bytes of a block; `sequence`: most blocks of one sequence of full length."""
+    """What the cache is for. `page`: bytes of a block; `sequence`: most blocks of one sequence of full length; `step`:
+    blocks of the largest step, when nothing is kept beyond one, else 0."""
 
     page: int
     sequence: int
     max_num_seqs: int
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,8 @@ def grant(wish: Wish, profile: Profile, default_reason: str, demand: Demand, fre
         return Grant(int(room * share) // demand.page, f"{wish.source}: {share:.0%} of {left}")
     share = profile.cache_share if wish.share is None else wish.share
     affordable = int(room * share) // demand.page
+    if demand.step and affordable >= demand.step:
+        return Grant(demand.step, "enough for the tokens of a step; nothing is kept beyond it")
     wanted = max(profile.cache_bytes // demand.page, demand.sequence)
     useful = demand.sequence * demand.max_num_seqs
     if affordable < min(wanted, useful):
@@ -143,6 +147,12 @@ class Setup:
     cache_types: CacheTypes
     block_size: int
     chunked: bool = True  # prompts may be split over steps
+    whole: bool = False  # nothing is kept beyond a step
+
+    def demand(self, page: int, sequence: int) -> Demand:
+        """What the cache is for; arguments as the fields of Demand."""
+        blocks = self.max_num_batched_tokens // self.block_size + self.max_num_seqs
+        return Demand(page, sequence, self.max_num_seqs, max(sequence, blocks) if self.whole else 0)
 
     def with_cache(self, dtype: str) -> "Setup":
         """The same with another type of keys and values, of which the same layers are left out."""
@@ -218,7 +228,7 @@ def measure(footprint: Footprint, request: Request) -> Fit:
     weights, buffers = footprint.weight_bytes, footprint.buffer_bytes(setup)
     page, sequence = footprint.page_bytes(setup), footprint.sequence_blocks(setup)
     free = request.available - request.reserved - weights - buffers
-    demand = Demand(page, sequence, setup.max_num_seqs)
+    demand = setup.demand(page, sequence)
     granted = grant(request.wish, request.profile, request.default_reason, demand, free)
     problem = granted.problem
     needed = request.sequences * sequence

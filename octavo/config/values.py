@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+import msgspec
+
 from octavo.errors import ConfigError
 
 # vLLM's reading of counts: lower case is decimal, upper case binary (4k = 4000, 4K = 4096).
@@ -143,11 +145,18 @@ def _coerce(name: str, kind: object, value: object) -> object:
         return _coerce_int(value)
     if kind is float:
         return _coerce_float(value)
+    return _as_text(value)
+
+
+def _as_text(value: object) -> str:
+    """A text; of a mapping or a settings object its JSON."""
+    if isinstance(value, (Mapping, msgspec.Struct)):
+        return msgspec.json.encode(value).decode()
     return str(value)
 
 
 def _coerce_optional(name: str, arguments: tuple[object, ...], value: object) -> object:
-    if value is None or value in ("auto", "None", "none"):
+    if value is None or (isinstance(value, str) and value in ("auto", "None", "none")):
         return None
     if name == "max_model_len" and value in (-1, "-1"):  # vLLM's spelling of "decide for me"
         return None

@@ -8,13 +8,15 @@ from octavo.cache.layout import LayerBytes, PageLayout, groups_for, kept_types, 
 from octavo.config.cache_types import PLAIN_TYPES, TYPE_BITS
 from octavo.config.resolve import ResolvedConfig, ResolvedModel
 from octavo.errors import ConfigError
+from octavo.execution.cpu.pooling import NativePoolingRunner
 from octavo.execution.cpu.runner import NativeRunner, record_program
 from octavo.execution.cpu.storage import CpuStorage
+from octavo.execution.pooling import PoolingRunner
 from octavo.execution.runner import Runner
 from octavo.execution.slots import SlotTable
 from octavo.execution.tiers.pages import DevicePages
 from octavo.kernels.choose import KernelChoice, kernel_choices
-from octavo.kernels.cpu.cache import CachePart
+from octavo.kernels.cpu.cache import CachePart, NativeCache
 from octavo.kernels.cpu.library import NativeLibrary, load_library
 from octavo.kernels.cpu.packer import NativePacker
 from octavo.kernels.cpu.program import NativeProgram, ProgramLimits, Recording
@@ -26,6 +28,7 @@ from octavo.spec.decoder import CacheNeed, DecoderSpec
 
 if TYPE_CHECKING:
     from octavo.execution.torch.packer import TorchPacker
+    from octavo.execution.torch.storage import TorchStore
 
 
 class Backend(Protocol):
@@ -44,6 +47,12 @@ class Backend(Protocol):
 
     def runner(self, decoder: Decoder[Any], table: SlotTable, config: ResolvedConfig, layout: PageLayout) -> Runner:
         """Ready to run steps, its cache allocated."""
+        ...
+
+    def pooling_runner(
+        self, decoder: Decoder[Any], table: SlotTable, config: ResolvedConfig, layout: PageLayout
+    ) -> PoolingRunner:
+        """As `runner`, for a model whose hidden states are wanted."""
         ...
 
     def kernels(self, weights: Sequence[PackedWeight]) -> list[KernelChoice]:
@@ -87,17 +96,33 @@ class NativeBackend:
 
     def runner(self, decoder: Decoder[Any], table: SlotTable, config: ResolvedConfig, layout: PageLayout) -> Runner:
         """See Backend."""
+        storage, cache = self._cache(table, config, layout)
+        limits, length, how = self._recording(config.model)
+        self.program = record_program(self._library, self._team, decoder, limits, cache, length, how)
+        return NativeRunner(self.program, storage)
+
+    def pooling_runner(
+        self, decoder: Decoder[Any], table: SlotTable, config: ResolvedConfig, layout: PageLayout
+    ) -> PoolingRunner:
+        """See Backend."""
+        storage, cache = self._cache(table, config, layout)
+        limits, length, how = self._recording(config.model)
+        runner = NativePoolingRunner(self._library, self._team, decoder, limits, cache, storage, (length, how))
+        self.program = runner.program
+        return runner
+
+    def _cache(self, table: SlotTable, config: ResolvedConfig, layout: PageLayout) -> tuple[CpuStorage, NativeCache]:
         model = config.model
         storage = self.pages = CpuStorage(config.cache.num_blocks.value, layout.page_bytes)
         parts = {
             place: CachePart(CACHE_FORMAT_OF_DTYPE[part.type], part.offset) for place, part in layout.layers.items()
         }
-        cache = storage.cache(model.cache_types.plain, model.block_size.value, table.tables, parts)
+        return storage, storage.cache(model.cache_types.plain, model.block_size.value, table.tables, parts)
+
+    def _recording(self, model: ResolvedModel) -> tuple[ProgramLimits, int, Recording]:
+        """Largest step, longest sequence, and how forwards become programs."""
         limits = ProgramLimits(model.max_num_batched_tokens.value, model.max_num_seqs.value)
-        how = Recording(coding=Coding[model.linear_compute.value.upper()])
-        length = model.max_model_len.value
-        self.program = record_program(self._library, self._team, decoder, limits, cache, length, how)
-        return NativeRunner(self.program, storage)
+        return limits, model.max_model_len.value, Recording(coding=Coding[model.linear_compute.value.upper()])
 
     def kernels(self, weights: Sequence[PackedWeight]) -> list[KernelChoice]:
         """See Backend."""
@@ -130,12 +155,16 @@ class TorchBackend:
     def runner(self, decoder: Decoder[Any], table: SlotTable, config: ResolvedConfig, layout: PageLayout) -> Runner:
         """See Backend."""
         from octavo.execution.torch.runner import TorchRunner
-        from octavo.execution.torch.storage import TorchStore
 
-        model = config.model
-        kept = {place: part.type for place, part in layout.layers.items()}
-        store = TorchStore(config.cache.num_blocks.value, model.block_size.value, model.cache_types.plain, kept)
-        return TorchRunner(decoder, store, model.threads.value)
+        return TorchRunner(decoder, _torch_store(config, layout), config.model.threads.value)
+
+    def pooling_runner(
+        self, decoder: Decoder[Any], table: SlotTable, config: ResolvedConfig, layout: PageLayout
+    ) -> PoolingRunner:
+        """See Backend."""
+        from octavo.execution.torch.pooling import TorchPoolingRunner
+
+        return TorchPoolingRunner(decoder, _torch_store(config, layout), config.model.threads.value)
 
     def kernels(self, weights: Sequence[PackedWeight]) -> list[KernelChoice]:
         """See Backend."""
@@ -179,6 +208,14 @@ def open_backend(config: ResolvedModel) -> Backend:
         ConfigError: it is not installed.
     """
     return TorchBackend(config) if config.backend.value == "torch" else NativeBackend(config)
+
+
+def _torch_store(config: ResolvedConfig, layout: PageLayout) -> "TorchStore":
+    from octavo.execution.torch.storage import TorchStore
+
+    model = config.model
+    kept = {place: part.type for place, part in layout.layers.items()}
+    return TorchStore(config.cache.num_blocks.value, model.block_size.value, model.cache_types.plain, kept)
 
 
 def _torch_packer() -> "TorchPacker":

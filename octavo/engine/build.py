@@ -20,6 +20,7 @@ from octavo.cache.options import CacheOptions
 from octavo.config.engine import EngineConfig
 from octavo.config.environment import read_environment
 from octavo.config.machine import Machine, read_machine
+from octavo.config.pooling import read_pooling_wish
 from octavo.config.resolve import (
     BY_PROFILE,
     ModelFacts,
@@ -41,6 +42,7 @@ from octavo.engine.tiers import build_tiers, cache_fingerprint
 from octavo.execution.grammars import GrammarTable
 from octavo.execution.local import LocalExecutor
 from octavo.execution.memory import sequence_blocks
+from octavo.execution.pooling import StatePooler
 from octavo.execution.sleep import SleepingMemory
 from octavo.execution.slots import SlotTable
 from octavo.execution.worker import Worker
@@ -147,7 +149,9 @@ def locate_model(config: EngineConfig) -> ModelSource:
         ModelNotFoundError, CheckpointError, UnsupportedError: it is not there, damaged, or of an unknown kind.
     """
     model = config.model
-    return open_model(find_model(model.model, model.revision, model.download_dir, model.hf_token))
+    return open_model(
+        find_model(model.model, model.revision, model.download_dir, model.hf_token), read_pooling_wish(model)
+    )
 
 
 def resolve_for(config: EngineConfig, source: ModelSource, machine: Machine) -> ResolvedModel:
@@ -163,6 +167,9 @@ def resolve_for(config: EngineConfig, source: ModelSource, machine: Machine) -> 
         format=source.dtype,
         file_bytes=source.file_bytes,
         method=source.method,
+        pooled=source.pooler is not None,
+        whole=source.spec.whole,
+        usual_length=None if source.pooler is None else source.pooler.max_length,
     )
     isas = () if config.execution.backend == "torch" else supported_isas()
     environment = read_environment()
@@ -220,7 +227,11 @@ def _assemble(
         state_pages(groups),
     )
     decoder = Decoder(source.spec, loaded.weights, layer_caches(source.spec, groups), loaded.ropes)
-    runner = backend.runner(decoder, table, resolved, layout)
+    runner = (
+        backend.runner(decoder, table, resolved, layout)
+        if source.pooler is None
+        else StatePooler(backend.pooling_runner(decoder, table, resolved, layout))
+    )
     fingerprint = cache_fingerprint(source, resolved, groups)
     below = (
         None
@@ -308,7 +319,7 @@ def _cache_options(config: EngineConfig, resolved: ResolvedConfig, fingerprint: 
     return CacheOptions(
         num_blocks=resolved.cache.num_blocks.value,
         block_size=resolved.model.block_size.value,
-        prefix_caching=config.cache.enable_prefix_caching,
+        prefix_caching=resolved.cache.prefix_caching.value,
         eviction=config.cache.cache_eviction,
         pin_budget=config.cache.cache_pin_budget,
         fingerprint=fingerprint,
@@ -321,7 +332,7 @@ def _limits(config: EngineConfig, resolved: ResolvedConfig) -> SchedulerLimits:
         max_num_seqs=resolved.model.max_num_seqs.value,
         max_num_batched_tokens=resolved.model.max_num_batched_tokens.value,
         max_model_len=resolved.model.max_model_len.value,
-        enable_chunked_prefill=scheduling.enable_chunked_prefill,
+        enable_chunked_prefill=resolved.model.chunked.value,
         policy=scheduling.scheduling_policy,
         max_waiting=scheduling.max_waiting,
         max_waiting_tokens=scheduling.max_waiting_tokens,
@@ -385,6 +396,7 @@ def _tell(engine: Engine, from_cache: bool) -> None:
 def _matrices(weights: DecoderWeights[Any]) -> list[PackedWeight]:
     """Every matrix once; a tied head is the embedding."""
     found = [weights.embed, weights.head, weights.positions, weights.project_in, weights.project_out]
+    found += [weights.token_types, *(layer.weight for layer in weights.pooled_head)]
     for layer in weights.layers:
         for block in layer.blocks:
             for branch in block.branches:

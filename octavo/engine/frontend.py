@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from octavo.config.engine import EngineConfig
+from octavo.config.pooling import read_pooling_wish
 from octavo.engine.client import EngineInfo
 from octavo.errors import ConfigError
 from octavo.flow.sampling_params import defaults_from
 from octavo.inputs.limits import InputLimits
+from octavo.inputs.pooling import PoolingProcessor, refuse_pooling
 from octavo.inputs.processor import InputProcessor
 from octavo.model.source import ModelSource, find_model, open_model
 from octavo.outputs.answer.choose import AnswerFormats, choose_formats
 from octavo.outputs.logprobs import token_text
 from octavo.outputs.processor import OutputProcessor
+from octavo.spec.pooling import PoolerSpec
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.gguf_vocabulary import tokenizer_from_metadata
 from octavo.text.grammar import GrammarCompiler
@@ -33,7 +36,7 @@ class Frontend:
     """What a frontend knows of its model.
 
     name: what the user called the model, or the file's name. generation: generation_config.json as it applies.
-    tokenizer: None with `skip_tokenizer_init`.
+    tokenizer: None with `skip_tokenizer_init`. pooler: what its states are read as; None: it generates.
     """
 
     config: EngineConfig
@@ -44,6 +47,12 @@ class Frontend:
     formats: AnswerFormats
     grammars: GrammarCompiler
     generation: dict[str, Any]
+    pooler: PoolerSpec | None = None
+
+    @property
+    def shown_name(self) -> str:
+        """What messages call the model."""
+        return next(iter(self.config.serving.served_model_name), self.name)
 
     def inputs(self, info: EngineInfo, shorten_output: bool = False) -> InputProcessor:
         """The way into an engine; see `InputLimits` for `shorten_output`."""
@@ -51,8 +60,25 @@ class Frontend:
             info.max_model_len, info.vocab, self.config.serving.max_logprobs, shorten_output=shorten_output
         )
         return InputProcessor(
-            self.tokenizer, self.chat_template, limits, self.generation, self.config.model.seed, self.grammars
+            self.tokenizer,
+            self.chat_template,
+            limits,
+            self.generation,
+            self.config.model.seed,
+            self.grammars,
+            pooled=None if self.pooler is None else self.shown_name,
         )
+
+    def pooling(self, info: EngineInfo) -> PoolingProcessor:
+        """The way of texts into an engine that pools them.
+
+        Raises:
+            UnsupportedError: it generates.
+        """
+        if self.pooler is None:
+            raise refuse_pooling(self.shown_name)
+        limits = InputLimits(info.max_model_len, info.vocab)
+        return PoolingProcessor(self.tokenizer, limits, self.pooler, self.shown_name)
 
     def outputs(self) -> OutputProcessor:
         """The way out of an engine."""
@@ -86,7 +112,9 @@ def build_frontend(config: EngineConfig, source: ModelSource | None = None) -> F
     """
     model = config.model
     if source is None:
-        source = open_model(find_model(model.model, model.revision, model.download_dir, model.hf_token))
+        source = open_model(
+            find_model(model.model, model.revision, model.download_dir, model.hf_token), read_pooling_wish(model)
+        )
     tokenizer = load_tokenizer(config, source)
     template = _template_text(model.chat_template) if model.chat_template else source.chat_template
     special = tokenizer.special_tokens if tokenizer else None
@@ -99,6 +127,7 @@ def build_frontend(config: EngineConfig, source: ModelSource | None = None) -> F
         formats=choose_formats(_flat(template), config.serving.tool_call_parser, config.serving.reasoning_parser),
         grammars=GrammarCompiler(lambda: tokenizer, source.spec.vocab),
         generation=_generation(model.generation_config, source),
+        pooler=source.pooler,
     )
 
 

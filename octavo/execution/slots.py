@@ -60,6 +60,7 @@ class SlotTable:
         self.permitted: NDArray[np.uint32] = np.zeros((0, 0), np.uint32)  # [slots, words], once there is a grammar
         self.ruled: NDArray[np.bool_] = np.zeros(slots, np.bool_)  # has rules of its own; see execution/rules.py
         self.wants_prompt: NDArray[np.bool_] = np.zeros(slots, np.bool_)  # log-probabilities of prompt tokens
+        self.second_at: Integers = np.zeros(slots, np.int32)  # where the second text of a pair begins; 0: nowhere
         self._occupants: list[SlotOccupant | None] = [None] * slots
         self._states = {group: count for group, count in enumerate(state_pages) if count}
         # Where each slot's state was before its last step, and where it is since.
@@ -98,6 +99,10 @@ class SlotTable:
         """What the sequence of a slot has generated so far, as 32-bit integers."""
         return self.history[slot, self.occupant(slot).arrival.prompt_len : self.lengths[slot]].tobytes()
 
+    def sequences(self) -> frozenset[int]:
+        """Everybody who holds a slot."""
+        return frozenset(one.arrival.sequence for one in self._occupants if one is not None)
+
     def states_of(self, slots: Integers, starts: Integers) -> tuple[Integers, Integers]:
         """Pages [P, S] that the sequences of `slots` read their states from (-1: they start at 0), and write to."""
         return np.where(starts > 0, self._state_reads[:, slots], np.int32(-1)), self._state_writes[:, slots]
@@ -125,6 +130,7 @@ class SlotTable:
         self._occupants[slot] = occupant = _occupant(arrival)
         self.suppressed_bias_counts[slot] = len(occupant.bias_ids)
         self.ruled[slot] = bool(arrival.sampling.rules)
+        self.second_at[slot] = 0 if arrival.pooling is None else arrival.pooling.second_at
         self.wants_prompt[slot] = arrival.sampling.prompt_logprobs is not None
         self.sampling[slot] = _record(occupant, self.history[slot].ctypes.data)
 

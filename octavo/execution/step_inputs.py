@@ -97,6 +97,12 @@ def build_inputs(plan: StepPlan, table: SlotTable) -> StepInputs:
     return inputs
 
 
+def token_types(inputs: StepInputs) -> Integers:
+    """Which text of its pair each token belongs to, [T]: 0, and 1 from where the second one begins."""
+    begins = np.repeat(inputs.table.second_at[inputs.slots], np.diff(inputs.query_starts))
+    return ((begins > 0) & (inputs.positions >= begins)).astype(np.int32)
+
+
 def rules_of(inputs: StepInputs, row: int) -> RowRules:
     """The rules of sampled row `row` as plain values, for runners that have no use for native records."""
     sequence = int(inputs.row_sequences[row])

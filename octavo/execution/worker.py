@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from octavo.errors import UnsupportedError
 from octavo.execution.grammars import GrammarTable
+from octavo.execution.pooling import StatePooler
 from octavo.execution.rules import apply_rules
 from octavo.execution.runner import Runner, StepOutputs
 from octavo.execution.sleep import Part, SleepingMemory
@@ -25,11 +26,13 @@ class Worker:
         tiers: where blocks go from the device and come back from, if anywhere; closed by `close`.
         memory: what it lets go of when it sleeps; None: it never does.
         grammars: which tokens may come next; None: nothing is ever constrained.
+
+    `runner` draws tokens; with a StatePooler in its place nothing is drawn, and prompts are answered by their states.
     """
 
     def __init__(
         self,
-        runner: Runner,
+        runner: Runner | StatePooler,
         table: SlotTable,
         tiers: TierTransfers | None = None,
         memory: SleepingMemory | None = None,
@@ -60,6 +63,8 @@ class Worker:
         if not plan.rows:
             return StepResult(plan.step, (), tier_events=self._tier_events(plan))
         inputs = build_inputs(plan, self._table)
+        if isinstance(self._runner, StatePooler):
+            return self._pooled(plan, inputs, self._runner, began)
         faults = () if self._grammars is None else self._grammars.fill(inputs)
         ruled = apply_rules(inputs)
         outputs = self._runner.run(inputs)
@@ -78,6 +83,20 @@ class Worker:
             seconds=time.perf_counter() - began,
             faults=faults,
             invalid_prompts=_invalid_prompts(inputs, outputs) if inputs.rows > drawn else (),
+            tier_events=self._tier_events(plan),
+        )
+
+    def _pooled(self, plan: StepPlan, inputs: StepInputs, pooler: StatePooler, began: float) -> StepResult:
+        """A step of prompts that are answered by their states."""
+        pooler.forget(self._table.sequences())
+        found = pooler.run(inputs)
+        drawing = inputs.row_sequences.tolist()
+        return StepResult(
+            step=plan.step,
+            token_ids=(0,) * inputs.drawn,
+            invalid=tuple(index in found.invalid for index in drawing) if found.invalid else (),
+            seconds=time.perf_counter() - began,
+            pooled=found.answers,
             tier_events=self._tier_events(plan),
         )
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from octavo.flow.cache_report import CacheReport
+from octavo.flow.pooling import Pooled
 from octavo.flow.result import FinishReason, SequenceTimes, TokenLogprobs
 
 
@@ -23,3 +24,4 @@ class TextDelta:
     error: str | None = None
     cache_report: CacheReport | None = None
     refused: bool = False  # with an error: the request is to blame for it
+    pooled: Pooled | None = None

@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from octavo.flow.pooling import Pooling
 from octavo.flow.request import Sampling
 
 
@@ -38,6 +39,7 @@ class SlotArrival:
     prompt_len: int
     sampling: Sampling
     stop_ids: tuple[int, ...] = ()  # stop and eos ids, for `suppress_stop`
+    pooling: Pooling | None = None  # nothing is drawn of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from octavo.flow.logits_rules import LogitsRule
+from octavo.flow.pooling import Pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ class GenerationRequest:
     `timeout` and `ttft_deadline` are the seconds from there to the end and to the first token. `tenant` is who shares
     the machine with others, and `tenant_weight` its share; 0 takes that of the configuration. `lag`: background work
     counts as if it had come so many seconds later, and gives its place up to whoever has less.
+    With `pooling` nothing is generated: the prompt's hidden states are the answer.
     """
 
     id: str
@@ -128,6 +130,7 @@ class GenerationRequest:
     tenant: str = ""
     tenant_weight: float = 0.0
     lag: float = 0.0
+    pooling: Pooling | None = None
     # What the outputs stage needs; the engine carries but never reads it.
     stop: tuple[str, ...] = ()
     repetition: Repetition | None = None

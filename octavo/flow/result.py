@@ -6,6 +6,7 @@ from enum import Enum
 import msgspec
 
 from octavo.flow.cache_report import CacheReport
+from octavo.flow.pooling import Pooled
 
 
 class FinishReason(str, Enum):
@@ -67,6 +68,7 @@ class StepResult:
     seconds: float = 0.0
     faults: tuple[tuple[int, str], ...] = ()
     invalid_prompts: tuple[int, ...] = ()
+    pooled: tuple[tuple[int, Pooled], ...] = ()  # by row index in the plan: answers that are complete
     tier_events: tuple[TierEvent, ...] = ()  # since the last result, of any plan
 
 
@@ -86,6 +88,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
     error: str | None = None
     cache_report: CacheReport | None = None  # with the first token, if asked for
     refused: bool = False  # with an error: the request is to blame for it
+    pooled: Pooled | None = None  # with the finish of a pooled request
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """What a request may ask of this model: lengths, ids within the vocabulary, counts."""
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,24 @@ from octavo.flow.sampling_params import SamplingParams
 _MOST_STOPS = 128
 _LONGEST_STOP = 4096  # characters of all stop texts together
 _MOST_IDS = 65_536  # entries of a list of ids or biases
+_LARGEST_PRIORITY = 1 << 63
+_LONG_SALT = 64  # characters
+
+
+def check_priority(priority: object) -> None:
+    """Raises:
+    InvalidRequestError: it is no 64-bit integer.
+    """
+    number = priority if isinstance(priority, int) and not isinstance(priority, bool) else _LARGEST_PRIORITY
+    if not -_LARGEST_PRIORITY <= number < _LARGEST_PRIORITY:
+        raise InvalidRequestError(f"priority must be a 64-bit integer, got {priority!r}", "priority")
+
+
+def short_salt(salt: str) -> str:
+    """A salt of any length as a short one. Nobody's short salt can equal it: whatever is that long is hashed itself."""
+    if len(salt) <= _LONG_SALT:
+        return salt
+    return "blake2b-" + hashlib.blake2b(salt.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +60,12 @@ class InputLimits:
             raise InvalidRequestError("the prompt is empty: it has no tokens", "prompt")
         if len(ids) >= self.max_model_len:
             raise self.too_long(str(len(ids)), 1)
+        self.check_ids_in_vocabulary(ids)
+
+    def check_ids_in_vocabulary(self, ids: Sequence[int]) -> None:
+        """Raises:
+        InvalidRequestError: one is not.
+        """
         if min(ids) < 0 or max(ids) >= self.vocab:
             wrong = next(token_id for token_id in ids if not 0 <= token_id < self.vocab)
             raise InvalidRequestError(

@@ -1,6 +1,5 @@
 """Prompts and parameters to requests that are valid by construction: the only way into the engine."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -11,7 +10,8 @@ from octavo.flow.beam_search_params import BeamSearchParams
 from octavo.flow.logits_rules import NEVER, LogitsRule, Pattern, WrittenRule, read_rules
 from octavo.flow.request import GenerationRequest, Repetition, Sampling, Shaping, Stopping
 from octavo.flow.sampling_params import RepetitionDetectionParams, SamplingParams, defaults_from, end_ids
-from octavo.inputs.limits import InputLimits
+from octavo.inputs.limits import InputLimits, check_priority, short_salt
+from octavo.inputs.pooling import refuse_generation
 from octavo.inputs.prompt import Prompt, read_prompt
 from octavo.inputs.structured import grammar_of
 from octavo.text.chat_template import ChatTemplate
@@ -19,13 +19,11 @@ from octavo.text.grammar import Grammar, GrammarCompiler
 from octavo.text.tokenizer import Tokenizer
 
 _MASK = (1 << 64) - 1
-_LARGEST_PRIORITY = 1 << 63
 _NEVER = -1e9  # added to a logit: no draw, and still a finite number
 # As in llama.cpp.
 _BREAKERS = ("\n", ":", '"', "*")
 _KEPT_BREAKERS = 256
 _LONGEST_BAD_WORD = 64  # tokens
-_LONG_SALT = 64  # characters
 _LONG_TEXT = 8  # characters a token beyond which a text is measured before it is tokenized
 
 
@@ -39,6 +37,7 @@ class InputProcessor:
         defaults: generation_config.json, or what the GGUF file says: sampling defaults and end-of-text ids.
         seed: requests that bring no seed get seeds that follow from this one and from their order.
         grammars: None refuses structured output.
+        pooled: the name of a model that does not generate: every prompt is refused.
     """
 
     def __init__(
@@ -49,8 +48,10 @@ class InputProcessor:
         defaults: Mapping[str, Any] | None = None,
         seed: int = 0,
         grammars: GrammarCompiler | None = None,
+        pooled: str | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self._pooled = pooled
         self.chat_template = chat_template
         self.limits = limits
         self._defaults = defaults_from(defaults or {})
@@ -124,10 +125,10 @@ class InputProcessor:
             InvalidRequestError: what is wrong and what would be right; PromptTooLongError among them.
             UnsupportedError: what Octavo does not have.
         """
+        if self._pooled is not None:
+            raise refuse_generation(self._pooled)
         read = read_prompt(prompt)
-        whole = isinstance(cast("object", priority), int) and not isinstance(priority, bool)
-        if not whole or not -_LARGEST_PRIORITY <= priority < _LARGEST_PRIORITY:
-            raise InvalidRequestError(f"priority must be a 64-bit integer, got {priority!r}", "priority")
+        check_priority(priority)
         # Callers may have changed a field since it was made; a copy is checked again.
         checked = self.default_params() if params is None else _copied(params)
         limits = self.limits
@@ -145,7 +146,7 @@ class InputProcessor:
             n=checked.n,
             arrival=arrival,
             priority=priority,
-            cache_salt=_short(cache_salt or read.cache_salt),
+            cache_salt=short_salt(cache_salt or read.cache_salt),
             cache=read.cache,
             stop=tuple(checked.stop or ()),
             repetition=_repetition(checked.repetition_detection),
@@ -307,13 +308,6 @@ def _repetition(wish: RepetitionDetectionParams | None) -> Repetition | None:
     if wish is None or not wish.max_pattern_size:
         return None
     return Repetition(wish.max_pattern_size, max(1, wish.min_pattern_size), wish.min_count)
-
-
-def _short(salt: str) -> str:
-    """A salt of any length as a short one. Nobody's short salt can equal it: whatever is that long is hashed itself."""
-    if len(salt) <= _LONG_SALT:
-        return salt
-    return "blake2b-" + hashlib.blake2b(salt.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _copied(params: SamplingParams) -> SamplingParams:

@@ -8,6 +8,7 @@ from octavo.model.blocks.attention import AttentionWeights
 from octavo.model.blocks.latent_attention import LatentWeights
 from octavo.model.blocks.mlp import MlpWeights
 from octavo.model.blocks.norm import NormWeights
+from octavo.model.blocks.pooled_head import DenseWeights
 from octavo.model.blocks.recurrent import ShortConvWeights, StateSpaceWeights
 from octavo.model.decoder import BlockWeights, BodyWeights, BranchWeights, DecoderWeights, LayerWeights
 from octavo.ops.weight import PackedWeight
@@ -17,6 +18,7 @@ from octavo.spec.decoder import (
     BranchSpec,
     DecoderSpec,
     DenseMlpSpec,
+    DenseSpec,
     LatentSpec,
     LayerSpec,
     NormSpec,
@@ -79,10 +81,15 @@ def assemble(spec: DecoderSpec, take: Take[V]) -> DecoderWeights[V]:
     embedding, head, hidden = spec.embedding, spec.head, spec.hidden
     vocab, width = embedding.vocab, embedding.width
     embed = take.matrix("", "embed", [("embed", vocab)], width)
-    head_width = width if head.project else hidden
-    if head.tied and head_width != width:
+    projects = embedding.project if head is None else head.project
+    head_width = width if projects else hidden
+    tied = head is not None and head.tied
+    if tied and head_width != width:
         raise ValueError(f"a tied head needs the embedding's width {width}, not {head_width}")
-    rows = embedding.positions
+    rows, types = embedding.positions, embedding.token_types
+    top = embed if tied else None
+    if head is not None and top is None:
+        top = take.matrix("", "head", [("head", vocab)], head_width)
     return DecoderWeights(
         embed=embed,
         positions=take.matrix("", "positions", [("positions", rows)], hidden) if rows is not None else None,
@@ -90,10 +97,27 @@ def assemble(spec: DecoderSpec, take: Take[V]) -> DecoderWeights[V]:
         project_in=take.matrix("", "project_in", [("project_in", hidden)], width) if embedding.project else None,
         layers=tuple(assemble_layer(layer, take, i, hidden) for i, layer in enumerate(spec.layers)),
         final_norm=_norm(spec.final_norm, take, "", "final_norm", hidden),
-        project_out=take.matrix("", "project_out", [("project_out", width)], hidden) if head.project else None,
-        head=embed if head.tied else take.matrix("", "head", [("head", vocab)], head_width),
-        head_bias=take.bias("", "head", [("head", vocab)]) if head.bias else None,
+        project_out=take.matrix("", "project_out", [("project_out", width)], hidden) if projects else None,
+        head=top,
+        head_bias=take.bias("", "head", [("head", vocab)]) if head is not None and head.bias else None,
+        token_types=take.matrix("", "token_types", [("token_types", types)], hidden) if types is not None else None,
+        pooled_head=_pooled_head(spec.pooled_head, take, head_width),
     )
+
+
+def _pooled_head(specs: Sequence[DenseSpec], take: Take[V], width: int) -> tuple[DenseWeights[V], ...]:
+    found: list[DenseWeights[V]] = []
+    for spec in specs:
+        name = f"pooler.{spec.name}"
+        found.append(
+            DenseWeights(
+                weight=take.matrix("", name, [(name, spec.width)], width),
+                bias=take.bias("", name, [(name, spec.width)]) if spec.bias else None,
+                norm=_norm(spec.norm, take, "", f"{name}_norm", spec.width),
+            )
+        )
+        width = spec.width
+    return tuple(found)
 
 
 def assemble_layer(spec: LayerSpec, take: Take[V], index: int, hidden: int) -> LayerWeights[V]:

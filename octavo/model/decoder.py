@@ -12,6 +12,7 @@ from octavo.model.blocks.attention import AttentionWeights, attention
 from octavo.model.blocks.latent_attention import LatentWeights, latent_attention
 from octavo.model.blocks.mlp import MlpWeights, mlp
 from octavo.model.blocks.norm import NormWeights, normalize
+from octavo.model.blocks.pooled_head import DenseWeights, pooled_head
 from octavo.model.blocks.recurrent import ShortConvWeights, StateSpaceWeights, short_conv, state_space
 from octavo.ops.interface import LayerCache, Ops, RopeTable, StepHandles
 from octavo.ops.weight import PackedWeight
@@ -63,17 +64,19 @@ class LayerWeights(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights(Generic[V]):
-    """Every weight of a decoder. A tied head is the same object as `embed`."""
+    """Every weight of a decoder. A tied head is the same object as `embed`; None: it has no head."""
 
     embed: PackedWeight  # [vocab, embedding width]
     layers: tuple[LayerWeights[V], ...]
-    head: PackedWeight  # [vocab, embedding width]
+    head: PackedWeight | None  # [vocab, embedding width]
     final_norm: NormWeights[V] | None = None
     positions: PackedWeight | None = None  # [positions, hidden], first row = position 0
     embed_norm: NormWeights[V] | None = None
     project_in: PackedWeight | None = None  # [hidden, embedding width]
     project_out: PackedWeight | None = None  # [embedding width, hidden]
     head_bias: V | None = None  # [vocab]
+    token_types: PackedWeight | None = None  # [types, hidden]
+    pooled_head: tuple[DenseWeights[V], ...] = ()
 
 
 class Decoder(Generic[V]):
@@ -99,25 +102,33 @@ class Decoder(Generic[V]):
         self._ropes = ropes
 
     def forward(self, ops: Ops[A, V, I], step: StepHandles[I]) -> None:
-        """One whole step: logits of the sampled rows, their rules, and the draw into the step's outputs."""
+        """One whole step: logits of the sampled rows, their rules, and the draw into the step's outputs; without a
+        head, the hidden states."""
+        if self.spec.head is None:
+            self.states(ops, step)
+            return
         raw = self.logits(ops, step)
         ops.sample(ops.process_logits(raw), raw)
 
+    def states(self, ops: Ops[A, V, I], step: StepHandles[I]) -> A:
+        """Hidden states of all tokens behind the last norm, [T, hidden]."""
+        return self._top(ops, self._through_layers(ops, step))
+
+    def pooled_head(self, ops: Ops[A, V, I], x: A) -> A:
+        """What comes of pooled states: [R, hidden] -> [R, pooled width]."""
+        return pooled_head(ops, self.spec.pooled_head, self._weights.pooled_head, x)
+
     def logits(self, ops: Ops[A, V, I], step: StepHandles[I]) -> A:
         """Logits of the sampled rows, [R, vocab]."""
-        spec, weights = self.spec, self._weights
-        x = self.embed(ops, step)
-        for index in range(len(spec.layers)):
-            x = self.layer(ops, step, x, index)
-        x = ops.select_rows(x, step.sampled_rows)
-        x = normalize(ops, spec.final_norm, weights.final_norm, x)
-        if weights.project_out is not None:
-            x = ops.linear(x, weights.project_out)
+        head, weights = self.spec.head, self._weights
+        assert head is not None, "logits come out of a head"
+        assert weights.head is not None, "a head has weights"
+        x = self._top(ops, ops.select_rows(self._through_layers(ops, step), step.sampled_rows))
         logits = ops.linear(x, weights.head, weights.head_bias)
-        if spec.head.scale != 1.0:
-            logits = ops.scale(logits, spec.head.scale)
-        if spec.head.softcap is not None:
-            logits = ops.softcap(logits, spec.head.softcap)
+        if head.scale != 1.0:
+            logits = ops.scale(logits, head.scale)
+        if head.softcap is not None:
+            logits = ops.softcap(logits, head.softcap)
         return logits
 
     def layer(self, ops: Ops[A, V, I], step: StepHandles[I], x: A, index: int) -> A:
@@ -127,8 +138,19 @@ class Decoder(Generic[V]):
             x = self._block(ops, block, block_weights, x, step, index)
         return x
 
+    def _through_layers(self, ops: Ops[A, V, I], step: StepHandles[I]) -> A:
+        x = self.embed(ops, step)
+        for index in range(len(self.spec.layers)):
+            x = self.layer(ops, step, x, index)
+        return x
+
+    def _top(self, ops: Ops[A, V, I], x: A) -> A:
+        """What stands between the layers and the head."""
+        x = normalize(ops, self.spec.final_norm, self._weights.final_norm, x)
+        return x if self._weights.project_out is None else ops.linear(x, self._weights.project_out)
+
     def embed(self, ops: Ops[A, V, I], step: StepHandles[I]) -> A:
-        """Token (and position) embedding, [T, hidden]."""
+        """Token (and position, and type) embedding, [T, hidden]."""
         embedding, weights = self.spec.embedding, self._weights
         x = ops.embed(step.token_ids, weights.embed)
         if embedding.scale != 1.0:
@@ -137,6 +159,8 @@ class Decoder(Generic[V]):
             x = ops.linear(x, weights.project_in)
         if weights.positions is not None:
             x = ops.add(x, ops.embed(step.positions, weights.positions))
+        if weights.token_types is not None:
+            x = ops.add(x, ops.embed(step.token_types, weights.token_types))
         return normalize(ops, embedding.norm, weights.embed_norm, x)
 
     def _block(

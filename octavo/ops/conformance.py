@@ -65,6 +65,7 @@ class Scene:
     rows: tuple[RowRules, ...] = ()
     state_reads: tuple[tuple[int, ...], ...] = ()  # of each page of a state, each sequence's page; -1: none yet
     state_writes: tuple[tuple[int, ...], ...] = ()
+    token_types: tuple[int, ...] = ()  # of each token; empty: 0
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -247,13 +248,15 @@ def _linear_cases() -> Iterator[Case]:
 
 
 def _row_cases() -> Iterator[Case]:
-    scene = Scene((Span(0, 4, 10, 0), Span(4, 3, 0, 1)), (7, 0, 49, 3, 16, 15, 48), (3, 6, 0))
+    scene = Scene(
+        (Span(0, 4, 10, 0), Span(4, 3, 0, 1)), (7, 0, 49, 3, 16, 15, 48), (3, 6, 0), token_types=(0, 0, 1, 2, 1, 49, 0)
+    )
 
     def embed(parts: Sequence[tuple[str, int, int]]) -> Callable[[Device], list[NDArray[Any]]]:
         def run(device: Device) -> list[NDArray[Any]]:
             ops, step = device.begin(scene)
             table = device.packer.matrix([stored(f, rows, cols, seed) for seed, (f, rows, cols) in enumerate(parts)])
-            return [device.get(ops.embed(step.token_ids, table)), device.get(ops.embed(step.positions, table))]
+            return [device.get(ops.embed(ids, table)) for ids in (step.token_ids, step.positions, step.token_types)]
 
         return run
 

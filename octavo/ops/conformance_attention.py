@@ -73,6 +73,10 @@ def _plain_cases() -> Iterator[Case]:
     yield _attention("no rope", AttentionSpec(3, 3, 64, 0.125, None), "float16")
     yield _attention("softcap", AttentionSpec(4, 2, 64, 1.0, rope, softcap=5.0), "float32")
     yield _attention("window of one", AttentionSpec(2, 2, 16, 0.25, None, 1), "float32")
+    for window, size in ((None, 16), (1, 8), (7, 16), (40, 32)):
+        for dtype in ("float32", "float16", "int8"):
+            spec = AttentionSpec(6, 2, 32, 0.25, None, window, causal=False)
+            yield _attention(f"both ways window {window} {dtype}", spec, dtype, size)
     for chunk, window, block_size in ((1, None, 16), (24, None, 8), (48, None, 16), (64, 20, 32), (100, None, 128)):
         spec = AttentionSpec(6, 2, 32, 32**-0.5, RopeSpec(10000.0, 32), window, chunk=chunk)
         for dtype in ("float32", "bfloat16"):

@@ -85,6 +85,11 @@ class StepHandles(Protocol[Handle]):
         ...
 
     @property
+    def token_types(self) -> Handle:
+        """[T], which of a sequence's texts a token belongs to; only models that have an embedding of it look."""
+        ...
+
+    @property
     def sampled_rows(self) -> Handle:
         """[R], indices into T."""
         ...
@@ -94,7 +99,7 @@ class Ops(Protocol[A, V, I]):
     """The interface. 22 ops; composition does the rest."""
 
     def embed(self, ids: I, table: PackedWeight) -> A:
-        """Rows of `table` [vocab, width]: ids [T] -> [T, width]. Also used for learned positions."""
+        """Rows of `table` [vocab, width]: ids [T] -> [T, width]. Also used for learned positions and token types."""
         ...
 
     def linear(self, x: A, weight: PackedWeight, bias: V | None = None) -> A:
@@ -150,7 +155,7 @@ class Ops(Protocol[A, V, I]):
 
     def paged_attention(self, q: A, spec: AttentionSpec, cache: LayerCache, sinks: V | None = None) -> A:
         """Opaque. softmax(scale * q.k, softcapped, leant by distance, causal, inside window and chunk) . v over each
-        row's own sequence.
+        row's own sequence. Where the spec is not causal, keys behind the query are seen as well.
 
         q [T, heads * head_dim] -> [T, heads * head_dim].  Source: Kwon et al. 2023, arXiv:2309.06180. sinks [heads],
         exactly when the spec has them: logits that join the softmax's denominator (Xiao et al. 2024, arXiv:2309.17453).

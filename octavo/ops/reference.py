@@ -411,9 +411,9 @@ def _attend(
     if spec.alibi is not None:
         slopes = torch.tensor(spec.alibi).view(spec.kv_heads, group, 1, 1)
         scores = scores + slopes * (key_at - query_at)
-    visible = key_at <= query_at
+    visible = key_at <= query_at if spec.causal else torch.ones(len(at[0]), len(at[1]), dtype=torch.bool)
     if spec.window is not None:
-        visible &= key_at > query_at - spec.window
+        visible &= (key_at > query_at - spec.window) & (key_at < query_at + spec.window)
     if spec.chunk is not None:
         visible &= key_at >= query_at // spec.chunk * spec.chunk
     scores = scores.masked_fill(~visible, -math.inf)

@@ -161,6 +161,7 @@ class OutputProcessor:
             None if stopped else output.error,
             output.cache_report,
             output.refused,
+            output.pooled,
         )
 
     def _close(self, live: _Live) -> None:

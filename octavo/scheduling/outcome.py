@@ -53,6 +53,7 @@ class Outcome:
         members, tokens, logprobs = self._roster.members, result.token_ids, result.logprobs
         faults, scored = dict(result.faults), dict(result.prompt_logprobs)
         spoilt = bool(faults or result.invalid_prompts) or any(result.invalid)
+        pooled = dict(result.pooled)
         drawn, lost = -1, 0
         for position, row in enumerate(plan.rows):
             drawn += row.samples
@@ -70,7 +71,11 @@ class Outcome:
             found = logprobs[drawn] if logprobs and row.samples else None
             if row.start < sequence.prompt_len or not row.samples or not sequence.draws:
                 draw = (tokens[drawn], found) if row.samples else None
-                outputs += self._record(sequence, row, draw, scored.get(position, ()), now)
+                made = self._record(sequence, row, draw, scored.get(position, ()), now)
+                if position in pooled:  # its prompt's end is its own
+                    made = [replace(end, finish_reason=FinishReason.STOP, pooled=pooled[position]) for end in made]
+                    lost += 1
+                outputs += made
                 continue
             # Most rows add one token to an answer, and have to be quick.
             token, entries = tokens[drawn], () if found is None else (found,)

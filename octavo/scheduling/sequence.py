@@ -72,7 +72,9 @@ class SequenceState:
 
     @property
     def match_limit(self) -> int | None:
-        """Most tokens that may come from the prefix cache: what must still be scored has to be computed."""
+        """Most tokens that may come from the prefix cache: what must still be scored or pooled has to be computed."""
+        if self.request.pooling is not None and self.request.pooling.needs_all:
+            return 0
         if self.sampling.prompt_logprobs is None or self.prompt_scored >= self.prompt_len - 1:
             return None
         return self.prompt_scored
@@ -80,7 +82,9 @@ class SequenceState:
     def arrival(self) -> SlotArrival:
         """What the executor is told when the sequence gets its slot."""
         stop_ids = tuple(sorted(self.stop_ids))
-        return SlotArrival(self.slot, self.id, tuple(self.token_ids), self.prompt_len, self.sampling, stop_ids)
+        return SlotArrival(
+            self.slot, self.id, tuple(self.token_ids), self.prompt_len, self.sampling, stop_ids, self.request.pooling
+        )
 
     def advance(self, count: int, new_blocks: NewBlocks) -> PlannedRow:
         """The next `count` tokens' part of a step, which counts as done from now on."""

@@ -22,6 +22,8 @@ from octavo.serving.openai.completions import create_completion
 from octavo.serving.openai.generate import generate
 from octavo.serving.openai.models import list_models, show_model
 from octavo.serving.openai.tokenize import detokenize, tokenize
+from octavo.serving.pooling.routes import create_classes, create_embeddings, create_pooling
+from octavo.serving.pooling.scores import create_ranking, create_scores
 from octavo.serving.responses import routes as responses
 from octavo.serving.responses.create import create_response
 from octavo.serving.state import ServerState
@@ -46,6 +48,15 @@ ROUTES = (
     Route("/v1/batches", guarded(batches.list_batches), methods=["GET"]),
     Route("/v1/batches/{batch_id}", guarded(batches.retrieve), methods=["GET"]),
     Route("/v1/batches/{batch_id}/cancel", guarded(batches.cancel), methods=["POST"]),
+    Route("/v1/embeddings", guarded(create_embeddings), methods=["POST"]),
+    Route("/pooling", guarded(create_pooling), methods=["POST"]),
+    Route("/classify", guarded(create_classes), methods=["POST"]),
+    Route("/v1/classify", guarded(create_classes), methods=["POST"]),
+    Route("/score", guarded(create_scores), methods=["POST"]),
+    Route("/v1/score", guarded(create_scores), methods=["POST"]),
+    Route("/rerank", guarded(create_ranking), methods=["POST"]),
+    Route("/v1/rerank", guarded(create_ranking), methods=["POST"]),
+    Route("/v2/rerank", guarded(create_ranking), methods=["POST"]),
     Route("/v1/models", guarded(list_models), methods=["GET"]),
     Route("/v1/models/{name:path}", guarded(show_model), methods=["GET"]),
     Route("/generate", guarded(generate), methods=["POST"]),

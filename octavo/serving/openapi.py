@@ -34,6 +34,14 @@ from octavo.serving.openai.schema import (
     GenerateRequest,
     TokenizeRequest,
 )
+from octavo.serving.pooling.answers import Classes, Embeddings, PoolingAnswer, Reranked, Scores
+from octavo.serving.pooling.schema import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from octavo.serving.responses.schema import Deleted, InputItems, ResponseEvent, ResponseObject, ResponsesRequest
 from octavo.serving.state import state_of
 
@@ -111,6 +119,7 @@ class Operation:
     answer: type of a JSON answer, a media type, or None for an answer without a body. errors: statuses of error
     objects. streams: type of the JSON in each server-sent event, when the answer may come in such; with `done` the last
     event is [DONE]. query: names of query parameters and their JSON Schemas. form: schema of a multipart body.
+    raw: the answer may come as bytes.
     """
 
     method: str
@@ -123,6 +132,7 @@ class Operation:
     query: tuple[tuple[str, dict[str, Any]], ...] = ()
     done: bool = True
     form: dict[str, Any] | None = None
+    raw: bool = False
 
     @property
     def failure(self) -> type[msgspec.Struct]:
@@ -160,6 +170,7 @@ _MESSAGES = {
         "required": ["role"],
     },
 }
+_TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
 _PROMPT = {
     "anyOf": [
@@ -169,11 +180,34 @@ _PROMPT = {
         {"type": "array", "minItems": 1, "items": _IDS},
     ]
 }
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": _TEXT},
+    "required": ["type", "text"],
+}
+_DOCUMENT = {
+    "anyOf": [
+        _TEXT,
+        {"type": "object", "properties": {"text": _TEXT}, "required": ["text"], "additionalProperties": False},
+        {
+            "type": "object",
+            "properties": {"content": {"type": "array", "minItems": 1, "items": _PART}},
+            "required": ["content"],
+            "additionalProperties": False,
+        },
+    ]
+}
+_DOCUMENTS = {"anyOf": [_DOCUMENT, {"type": "array", "minItems": 1, "items": _DOCUMENT}]}
 # What is checked after a body has been read, where its type alone says too little: by type and field.
 _NARROWED: dict[str, dict[str, dict[str, Any]]] = {
     "ChatRequest": {"messages": _MESSAGES},
     "CompletionRequest": {"prompt": _PROMPT},
     "GenerateRequest": {"prompt": {"type": "string", "minLength": 1}},
+    "EmbeddingRequest": {"input": _PROMPT},
+    "PoolingRequest": {"input": _PROMPT},
+    "ClassifyRequest": {"input": _PROMPT},
+    "ScoreRequest": {"text_1": _DOCUMENTS, "text_2": _DOCUMENTS},
+    "RerankRequest": {"query": _DOCUMENT, "documents": _DOCUMENTS, "top_n": {"type": "integer", "minimum": 1}},
     "DetokenizeRequest": {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
 }
 
@@ -196,6 +230,8 @@ def _limit(default: int, most: int) -> tuple[str, dict[str, Any]]:
     return "limit", {"type": "integer", "minimum": 1, "maximum": most, "default": default}
 
 
+# Of these, narrowed fields that may be left out.
+_NOT_REQUIRED = {"RerankRequest": {"top_n"}}
 _LEVEL = {"type": "string", "enum": ["1", "2"], "default": "1"}
 _ABORT_OR_WAIT = {"type": "string", "enum": ["abort", "wait"], "default": "abort"}
 _PAUSE_MODES = {"type": "string", "enum": ["abort", "wait", "keep"], "default": "abort"}
@@ -247,6 +283,15 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation("get", "/v1/batches/{batch_id}", "One of them", BatchObject, errors=_KEPT),
     Operation("post", "/v1/batches/{batch_id}/cancel", "End a batch", BatchObject, errors=_KEPT),
+    Operation(*("post", "/v1/embeddings", "Vectors of texts", Embeddings, EmbeddingRequest, _GENERATION), raw=True),
+    Operation(*("post", "/pooling", "Vectors or classes", PoolingAnswer, PoolingRequest, _GENERATION), raw=True),
+    Operation("post", "/classify", "Classes of texts", Classes, ClassifyRequest, _GENERATION),
+    Operation("post", "/v1/classify", "As /classify", Classes, ClassifyRequest, _GENERATION),
+    Operation("post", "/score", "How alike texts are", Scores, ScoreRequest, _GENERATION),
+    Operation("post", "/v1/score", "As /score", Scores, ScoreRequest, _GENERATION),
+    Operation("post", "/rerank", "Documents by their score for a query", Reranked, RerankRequest, _GENERATION),
+    Operation("post", "/v1/rerank", "As /rerank", Reranked, RerankRequest, _GENERATION),
+    Operation("post", "/v2/rerank", "As /rerank", Reranked, RerankRequest, _GENERATION),
     Operation("get", "/v1/models", "The models served", ModelList),
     Operation("get", "/v1/models/{name}", "One of them", ModelCard, errors=(404, *_PROBE)),
     Operation(
@@ -299,7 +344,9 @@ def build_document(paths: Iterable[str], version: str, root_path: str, with_keys
     for name, narrowed in _NARROWED.items():
         if name in components:
             components[name]["properties"] |= narrowed
-            components[name]["required"] = sorted({*components[name].get("required", ()), *narrowed})
+            components[name]["required"] = sorted(
+                {*components[name].get("required", ()), *narrowed} - _NOT_REQUIRED.get(name, set())
+            )
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Octavo", "version": version},
@@ -325,18 +372,8 @@ def _types(operation: Operation) -> Iterator[Any]:
 
 
 def _described(operation: Operation, schemas: Mapping[str, dict[str, Any]], with_keys: bool) -> dict[str, Any]:
-    content: dict[str, Any] = {}
     failure = schemas[str(operation.failure)]
-    if isinstance(operation.answer, str):
-        content[operation.answer] = {"schema": {"type": "string"}}
-    elif operation.answer is not None:
-        content[_JSON] = {"schema": schemas[str(operation.answer)]}
-    if operation.streams:
-        told = {"anyOf": [schemas[str(operation.streams)], failure]}
-        data = [{"const": "[DONE]"}] if operation.done else []
-        data += [{"type": "string", "contentMediaType": _JSON, "contentSchema": told}]
-        event = {"type": "object", "properties": {"data": {"anyOf": data}}, "required": ["data"]}
-        content["text/event-stream"] = {"schema": event}
+    content = _content(operation, schemas, failure)
     described: dict[str, Any] = {"summary": operation.summary, "responses": {"200": _answer("Done", content)}}
     # A probe's 503 has no error object.
     bare = {503} if operation.body is None and operation.errors is _PROBE else set[int]()
@@ -358,6 +395,24 @@ def _described(operation: Operation, schemas: Mapping[str, dict[str, Any]], with
     if parameters := [*_path_parameters(operation), *_query_parameters(operation)]:
         described["parameters"] = parameters
     return described
+
+
+def _content(operation: Operation, schemas: Mapping[str, dict[str, Any]], failure: dict[str, Any]) -> dict[str, Any]:
+    """An answer by its media type."""
+    content: dict[str, Any] = {}
+    if isinstance(operation.answer, str):
+        content[operation.answer] = {"schema": {"type": "string"}}
+    elif operation.answer is not None:
+        content[_JSON] = {"schema": schemas[str(operation.answer)]}
+    if operation.raw:
+        content["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
+    if operation.streams:
+        told = {"anyOf": [schemas[str(operation.streams)], failure]}
+        data = [{"const": "[DONE]"}] if operation.done else []
+        data += [{"type": "string", "contentMediaType": _JSON, "contentSchema": told}]
+        event = {"type": "object", "properties": {"data": {"anyOf": data}}, "required": ["data"]}
+        content["text/event-stream"] = {"schema": event}
+    return content
 
 
 def _answer(description: str, content: dict[str, Any]) -> dict[str, Any]:

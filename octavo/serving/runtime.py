@@ -85,6 +85,7 @@ async def assemble(
         settings=shown(config),
         profile_dir=config.telemetry.profiler_dir or str(read_environment().cache_dir / "profiles"),
         template_variables=template_variables(config.serving),
+        pooling=None if frontend.pooler is None else frontend.pooling(info),
     )
     return state, store
 

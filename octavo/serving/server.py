@@ -11,7 +11,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -207,6 +207,15 @@ def address_of(listener: socket.socket, config: ServingConfig) -> str:
     return f"{scheme}://{shown}:{port}{config.root_path.rstrip('/')}"
 
 
+def _example(tasks: Sequence[str]) -> tuple[str, str]:
+    """A route of a pooled model, and a body for it."""
+    if tasks[0] == "embed":
+        return "/v1/embeddings", '{"input": "Hello!"}'
+    if "score" in tasks:
+        return "/score", '{"text_1": "Is it cold?", "text_2": ["It freezes.", "It is late."]}'
+    return ("/classify" if tasks[0] == "classify" else "/pooling"), '{"input": "Hello!"}'
+
+
 def greeting(config: EngineConfig, state: "ServerState", address: str, seconds: float) -> Iterator[str]:
     """What a person wants to know when the server is up; at most ten lines."""
     info = state.engine.info
@@ -216,15 +225,20 @@ def greeting(config: EngineConfig, state: "ServerState", address: str, seconds: 
         yield f"model    {state.model_path}"
     if told := state.formats.told():
         yield f"answers  {told}"
-    cache = info.num_blocks * info.block_size
     many = f"{info.max_num_seqs} sequence{'s' if info.max_num_seqs > 1 else ''}"
-    yield f"context  {info.max_model_len} tokens; {many} at once, {cache} tokens in the cache"
+    if state.pooling is None:
+        kept = f"{info.num_blocks * info.block_size} tokens in the cache"
+    else:
+        kept = f"{info.max_num_batched_tokens} tokens in a step; {', '.join(state.pooling.tasks)}"
+    yield f"context  {info.max_model_len} tokens; {many} at once, {kept}"
     yield f"ready    in {seconds:.1f} s (engine {info.start_seconds:.1f} s)"
     yield f"address  {address}" + (" (API key needed)" if config.serving.api_key or config.serving.api_key_file else "")
     yield "Application startup complete."
     route, body = "/v1/completions", '{"prompt": "Once upon a time"}'
     if state.inputs.chat_template is not None:
         route, body = "/v1/chat/completions", '{"messages": [{"role": "user", "content": "Hello!"}]}'
+    if state.pooling is not None:
+        route, body = _example(state.pooling.tasks)
     scheme = address.partition(":")[0] if config.serving.ssl_certfile else "http"
     target = f"--unix-socket {config.serving.uds} {scheme}://localhost" if config.serving.uds else address
     yield f"try      curl {target}{route} -H 'Content-Type: application/json' -d '{body}'"

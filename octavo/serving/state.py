@@ -11,6 +11,7 @@ from starlette.requests import Request
 from octavo.config.engine import ServingConfig
 from octavo.engine.async_engine import AsyncEngine
 from octavo.errors import EngineDeadError, InvalidRequestError, OverloadedError, UnknownModelError
+from octavo.inputs.pooling import PoolingProcessor, refuse_pooling
 from octavo.inputs.processor import InputProcessor
 from octavo.outputs.answer.choose import AnswerFormats
 from octavo.serving.admission import Admission
@@ -57,6 +58,7 @@ class ServerState:
     dev_mode: bool = False
     profile_dir: str = "profiles"  # of the engine's steps
     policy: str = "fcfs"
+    pooling: PoolingProcessor | None = None  # None: the model generates
     template_variables: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of requests that set none
     document: dict[str, Any] | None = None  # of the API; made when it is first asked for
     compiling: int = 0  # requests whose grammar is compiled, or waits for that
@@ -84,6 +86,16 @@ class ServerState:
         if self.inputs.tokenizer is None:
             raise InvalidRequestError("this server has no tokenizer (--skip-tokenizer-init): it serves token ids only")
         return self.inputs.tokenizer
+
+    def pooling_processor(self) -> PoolingProcessor:
+        """The way of texts into an engine that pools them.
+
+        Raises:
+            UnsupportedError: it generates.
+        """
+        if self.pooling is None:
+            raise refuse_pooling(self.models[0])
+        return self.pooling
 
     async def compile(self, work: Callable[[], T]) -> T:
         """The result of work that compiles a grammar: one at a time, in a thread of its own.

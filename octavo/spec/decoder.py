@@ -79,7 +79,7 @@ class RopeSpec:
 # --- bodies ----------------------------------------------------------------------------------------------------------
 
 
-CacheKind = Literal["full", "window", "chunked", "latent", "state"]
+CacheKind = Literal["full", "window", "chunked", "latent", "state", "step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,8 @@ class CacheNeed:
     kind "full": keys and values of every position. "window": of the last `window` positions (the query included).
     "chunked": positions are cut into chunks of `window`; those of the query's own chunk (Llama 4). "latent": one
     vector of `key_width` elements per position whose first ones are the value as well: kv_heads is 1 and value_width 0
-    (DeepSeek-V2, arXiv:2405.04434, section 2.1). "state": `pieces` bytes per sequence, whatever its length.
+    (DeepSeek-V2, arXiv:2405.04434, section 2.1). "state": `pieces` bytes per sequence, whatever its length. "step":
+    nothing beyond the layer: keys and values of the step's own tokens, which all such layers put in the same place.
 
     Attributes:
         window: of "window" and "chunked", in tokens.
@@ -136,6 +137,7 @@ class AttentionSpec:
     # arXiv:2108.12409, section 3.
     alibi: tuple[float, ...] | None = None
     sinks: bool = False  # each head has a learned logit in the softmax's denominator, as of a key without a value
+    causal: bool = True  # else keys behind the query are seen, too, and a window reaches as far behind it as before it
 
     @property
     def own_kv_heads(self) -> int:
@@ -145,6 +147,8 @@ class AttentionSpec:
     @property
     def cache_needs(self) -> tuple[CacheNeed, ...]:
         """What the layer keeps, or which layer it reads."""
+        if not self.causal:
+            return (CacheNeed("step", self.kv_heads, self.head_dim, self.head_dim),)
         kind: CacheKind = "chunked" if self.chunk is not None else "full" if self.window is None else "window"
         seen = self.window if self.chunk is None else self.chunk
         return (CacheNeed(kind, self.kv_heads, self.head_dim, self.head_dim, seen, shares=self.kv_from),)
@@ -311,7 +315,8 @@ class LayerSpec:
 @dataclass(frozen=True, slots=True)
 class EmbeddingSpec:
     """Token embedding. `positions` = rows of a learned position table, indexed by the plain position (any offset in
-    the checkpoint is dropped at load). `project`: the table is `width` wide and a matrix brings it to `hidden`."""
+    the checkpoint is dropped at load). `token_types`: rows of a table that tells a sequence's texts apart. `project`:
+    the table is `width` wide and a matrix brings it to `hidden`."""
 
     vocab: int
     width: int
@@ -319,6 +324,7 @@ class EmbeddingSpec:
     positions: int | None = None
     norm: NormSpec | None = None
     project: bool = False
+    token_types: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +339,21 @@ class HeadSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DenseSpec:
+    """One layer of what is computed of pooled states: norm(act(x @ w^T + bias)), `width` wide.
+
+    `name`: of its weights, after "pooler.". `tanh` goes before the norm, too, in place of an activation.
+    """
+
+    name: str
+    width: int
+    bias: bool = True
+    activation: Activation | None = None
+    tanh: bool = False
+    norm: NormSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Plain:
     """The usual residual: one stream, [tokens, hidden]."""
 
@@ -342,20 +363,40 @@ ResidualSpec = Plain
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """A whole decoder."""
+    """A whole decoder, or an encoder: one without a head, whose hidden states are the answer."""
 
     hidden: int
     layers: tuple[LayerSpec, ...]
     embedding: EmbeddingSpec
     final_norm: NormSpec | None
-    head: HeadSpec
+    head: HeadSpec | None
     max_positions: int
     residual: ResidualSpec = Plain()
+    pooled_head: tuple[DenseSpec, ...] = ()  # computed of hidden states that stand for a text; see spec/pooling.py
+
+    @property
+    def pooled_width(self) -> int:
+        """Numbers that come of a pooled state."""
+        inner = self.embedding.width if self.embedding.project else self.hidden
+        return self.pooled_head[-1].width if self.pooled_head else inner
 
     @property
     def vocab(self) -> int:
         """Number of logits."""
         return self.embedding.vocab
+
+    @property
+    def whole(self) -> bool:
+        """A token's state depends on those behind it: a text is computed in one step, and nothing of it is kept."""
+        return any(not attention.causal for attention in self.attentions)
+
+    @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """Every AttentionSpec that occurs, once."""
+        bodies = (
+            branch.body for layer in dict.fromkeys(self.layers) for block in layer.blocks for branch in block.branches
+        )
+        return tuple(dict.fromkeys(body for body in bodies if isinstance(body, AttentionSpec)))
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:

@@ -34,6 +34,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
+    def encode_parts(
+        self, texts: Sequence[str], add_special_tokens: bool = True, limit: int | None = None, side: str = "right"
+    ) -> "EncodedParts": ...
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
@@ -43,6 +47,14 @@ class Tokenizer(Protocol):
     def id_of(self, token: str) -> int | None: ...
 
     def longest_token(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedParts:
+    """One text or two as a model that pools them reads them. `second_at`: where the second one begins; 0: nowhere."""
+
+    ids: list[int]
+    second_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +101,38 @@ class LibraryTokenizer:
         except (UnicodeEncodeError, TypeError):  # the library reports a lone surrogate as a wrong type
             raise InvalidRequestError("the text is not valid Unicode: it has a lone surrogate", "prompt") from None
 
+    def encode_parts(
+        self, texts: Sequence[str], add_special_tokens: bool = True, limit: int | None = None, side: str = "right"
+    ) -> EncodedParts:
+        """One text, or a pair of them, with the tokens that belong around them.
+
+        Args:
+            limit: most tokens, these included; what is too long is cut at its `side` ("left" or "right"), of a pair the
+                longer one first.
+
+        Raises:
+            InvalidRequestError: a text is not valid Unicode, or `limit` leaves no room for it.
+        """
+        try:
+            parts = [self._backend.encode(text, add_special_tokens=False) for text in texts]
+        except (UnicodeEncodeError, TypeError):
+            raise InvalidRequestError("the text is not valid Unicode: it has a lone surrogate", "prompt") from None
+        first, second = parts[0], parts[1] if len(parts) > 1 else None
+        if limit is not None:
+            around = self._backend.num_special_tokens_to_add(second is not None) if add_special_tokens else 0
+            room = limit - around
+            if room < 1:
+                raise InvalidRequestError(
+                    f"truncate_prompt_tokens {limit} leaves no room for text: {around} special tokens are added",
+                    "truncate_prompt_tokens",
+                )
+            lengths = _shared(room, len(first.ids), 0 if second is None else len(second.ids))
+            for part, length in zip(parts, lengths, strict=False):
+                part.truncate(length, direction=side)
+        whole = self._backend.post_process(first, second, add_special_tokens)
+        begins = next((at for at, kind in enumerate(whole.type_ids) if kind), 0)
+        return EncodedParts(whole.ids, begins if second is not None else 0)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence. Bytes that are no UTF-8 become U+FFFD; ids without a token are passed over."""
         skipped = self.special_ids if skip_special_tokens else frozenset[int]()
@@ -133,6 +177,18 @@ class LibraryTokenizer:
     def _read_bytes(self, token_id: int) -> bytes:
         piece = self.token(token_id)
         return b"" if piece is None else self._spelling.to_bytes(piece)
+
+
+def _shared(room: int, first: int, second: int) -> tuple[int, int]:
+    """Tokens that two texts may have together: the longer one gives way, then both equally."""
+    if first + second <= room:
+        return first, second
+    short = min(first, second)
+    long = max(room - short, short)
+    if short + long > room:
+        short = room // 2
+        long = room - short
+    return (short, long) if first <= second else (long, short)
 
 
 def load_tokenizer_file(path: Path, config: Mapping[str, Any] | None = None) -> LibraryTokenizer:

@@ -49,7 +49,7 @@ class ReferenceDevice:
         self._scene = scene
         self._ops = ReferenceOps(scene.spans, scene.rows, self._store)
         self._store.use_states(*states_of(scene))
-        handles = (scene.token_ids, scene.positions, scene.sampled_rows)
+        handles = (scene.token_ids, scene.positions, scene.sampled_rows, types_of(scene))
         return self._ops, TorchStep(*(torch.tensor(values, dtype=torch.int32) for values in handles))
 
     def put(self, values):
@@ -129,12 +129,18 @@ def fill_step(step: NativeStep, scene: Scene) -> None:
         np.array(starts, np.int32),
         np.array([span.slot for span in scene.spans], np.int32),
     )
+    step.set_types(np.array(types_of(scene), np.int32))
     step.set_states(*states_of(scene))
     step.set_top(top_count(scene))
     records = np.zeros(len(scene.sampled_rows), SAMPLING_RECORD)
     kept = [fill_record(record, rules) for record, rules in zip(records, scene.rows, strict=False)]
     step.set_rows(np.array(scene.sampled_rows, np.int32), records)
     step.kept_for_test = kept  # type: ignore[attr-defined]
+
+
+def types_of(scene: Scene) -> tuple[int, ...]:
+    """Which text each token belongs to."""
+    return scene.token_types or (0,) * len(scene.positions)
 
 
 def states_of(scene: Scene) -> tuple[np.ndarray, np.ndarray]:

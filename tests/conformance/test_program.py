@@ -189,7 +189,7 @@ def test_the_recorder_refuses_what_does_not_fit(recorder, packer):
         (lambda: recorder.linear(x, weight), "16 inputs"),
         (lambda: recorder.linear(recorder.input(16), weight, np.zeros(9, np.float32)), "8 elements"),
         (lambda: recorder.linear(recorder.input(16), weight, np.zeros(8, np.float64)), "float32"),
-        (lambda: recorder.embed(Ids.SAMPLED_ROWS, weight), "token ids or positions"),
+        (lambda: recorder.embed(Ids.SAMPLED_ROWS, weight), "token ids, positions or token types"),
         (lambda: recorder.embed(Ids.POSITIONS, weight), "64 positions"),
         (lambda: recorder.rms_norm(x, np.zeros(31, np.float32), 1e-5), "32 elements"),
         (lambda: recorder.add(x, recorder.input(31)), "cannot add"),

@@ -61,7 +61,7 @@ typedef struct {
 /* Operands of each opcode. "T|R" : i[0] of every instruction says whether it runs over the step's tokens (0) or its
  * sampled rows (1). width: of the output row, elements.
  *
- *   EMBED           out[T, width] = row of table.         p[0] OctavoSegment*, i[1] their count, i[2] ids: 0 token ids, 1 positions
+ *   EMBED           out[T, width] = row of table.         p[0] OctavoSegment*, i[1] their count, i[2] ids: 0 token ids, 1 positions, 2 token types
  *   LINEAR          out = in0 @ w^T (+ bias p[1]) (+ in1, a residual, when in1 >= 0).   p[0] OctavoSegment*, i[1] count, depth = in
  *                                                         i[2] OctavoCoding: what segments of a block format round their inputs to
  *   RMS_NORM        out = norm(in0) * p[0] (null: 1).     f[0] eps
@@ -76,6 +76,7 @@ typedef struct {
  *                                                         f[0] qk-norm eps
  *                                                         p[0] cos p[1] sin [max_positions, width/2]  p[2] q gain p[3] k gain (null: none)
  *   PAGED_ATTENTION out = attention(in0 = q).             i[1..3], i[5..6], i[8..9] as above; i[4] window (0: full) i[7] chunk (0: none);
+ *                                                         i[10] 1: keys behind the query are seen, too (a window reaches both ways)
  *                                                         f[0] scale f[1] softcap (0: none)
  *                                                         p[0] slopes [heads] (null: no ALiBi)  p[1] sinks [heads] (null: none)
  *   SOFTCAP         out = f[0] * tanh(in0 / f[0])
@@ -241,6 +242,7 @@ typedef struct {
   float* top_logprobs;          /* [rows, top_stride] */
   const int32_t* state_reads;   /* [pages of a state, sequences]: pages before the step; -1: the state is zero */
   const int32_t* state_writes;  /* likewise, after the step; may be the same pages */
+  const int32_t* token_types;   /* [tokens]; null when no instruction needs them */
 } OctavoStep;
 
 typedef struct {

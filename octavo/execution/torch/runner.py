@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.execution.runner import StepOutputs
-from octavo.execution.step_inputs import StepInputs, rules_of
+from octavo.execution.step_inputs import StepInputs, rules_of, token_types
 from octavo.execution.torch.storage import TorchStore
 from octavo.model.decoder import Decoder
 from octavo.ops.reference import Drawn, ReferenceOps, Span
@@ -25,6 +25,7 @@ class TorchStep:
     token_ids: Tensor
     positions: Tensor
     sampled_rows: Tensor
+    token_types: Tensor
 
 
 class TorchRunner:
@@ -60,13 +61,19 @@ class TorchRunner:
     def _through(self, inputs: StepInputs, forward: Callable[[ReferenceOps, TorchStep], T]) -> tuple[ReferenceOps, T]:
         self._store.use_tables(inputs.table.tables)
         self._store.use_states(inputs.state_reads, inputs.state_writes)
-        ops = ReferenceOps(_spans(inputs), [rules_of(inputs, row) for row in range(inputs.rows)], self._store)
-        step = TorchStep(*map(torch.from_numpy, (inputs.token_ids, inputs.positions, inputs.sampled_rows)))
+        ops = ReferenceOps(spans_of(inputs), [rules_of(inputs, row) for row in range(inputs.rows)], self._store)
         with torch.inference_mode():
-            return ops, forward(ops, step)
+            return ops, forward(ops, step_of(inputs))
 
 
-def _spans(inputs: StepInputs) -> list[Span]:
+def step_of(inputs: StepInputs) -> TorchStep:
+    """A step's arrays as tensors."""
+    arrays = (inputs.token_ids, inputs.positions, inputs.sampled_rows, token_types(inputs))
+    return TorchStep(*map(torch.from_numpy, arrays))
+
+
+def spans_of(inputs: StepInputs) -> list[Span]:
+    """Which tokens are whose."""
     bounds = inputs.query_starts
     return [
         Span(int(bounds[s]), int(bounds[s + 1] - bounds[s]), int(inputs.starts[s]), int(inputs.slots[s]))

@@ -26,7 +26,8 @@ class Ids(Enum):
 
     TOKEN_IDS = 0  # the number is i[2] of EMBED
     POSITIONS = 1
-    SAMPLED_ROWS = 2
+    TOKEN_TYPES = 2
+    SAMPLED_ROWS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class RecordedStep:
     token_ids: Ids = Ids.TOKEN_IDS
     positions: Ids = Ids.POSITIONS
     sampled_rows: Ids = Ids.SAMPLED_ROWS
+    token_types: Ids = Ids.TOKEN_TYPES
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from octavo.errors import ConfigError
 
 # Written against this number of octavo_abi_version().
-ABI_VERSION = 8
+ABI_VERSION = 9
 # Best first.
 ISA_ORDER = ("avx512", "avx2", "neon", "scalar")
 NATIVE_DIRECTORY = Path(__file__).parents[2] / "_native"

@@ -57,7 +57,7 @@ class ProgramRecorder:
 
     def embed(self, ids: Ids, table: PackedWeight) -> Buffer:
         rows, width = table.shape
-        _require(ids is not Ids.SAMPLED_ROWS, "embed looks up token ids or positions")
+        _require(ids is not Ids.SAMPLED_ROWS, "embed looks up token ids, positions or token types")
         if ids is Ids.POSITIONS:
             _require(rows >= self._max_len, f"a position table of {rows} rows cannot serve {self._max_len} positions")
         self._check_matrix(table)
@@ -174,6 +174,7 @@ class ProgramRecorder:
                     cache.index,
                     spec.chunk or 0,
                     *part,
+                    int(not spec.causal),
                 ),
                 floats=(spec.scale, spec.softcap or 0.0),
                 operands=(slopes, sinks),

@@ -30,6 +30,7 @@ class NativeStep:
         self._tops = (self.top_ids.ctypes.data, self.top_logprobs.ctypes.data)
         self._kept_states: tuple[Integers, ...] = ()
         self._kept: tuple[object, ...] = ()
+        self._kept_types: Integers = np.zeros(0, np.int32)
         self._kept_rows: tuple[object, ...] = ()
 
     @property
@@ -57,6 +58,11 @@ class NativeStep:
         """Pages of recurrent states [pages, sequences], before the step (-1: none yet) and after it."""
         self._kept_states = tuple(np.ascontiguousarray(pages, np.int32) for pages in (reads, writes))
         self.struct.state_reads, self.struct.state_writes = (pages.ctypes.data for pages in self._kept_states)
+
+    def set_types(self, token_types: Integers) -> None:
+        """Which of a sequence's texts each token belongs to, [tokens]."""
+        self._kept_types = np.ascontiguousarray(token_types, np.int32)
+        self.struct.token_types = self._kept_types.ctypes.data
 
     def set_top(self, count: int) -> None:
         """Room for the `count` likeliest tokens of each row; at least one, so that no array is empty."""

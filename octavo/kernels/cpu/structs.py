@@ -212,6 +212,7 @@ class OctavoStep(ctypes.Structure):
         ("top_logprobs", ctypes.c_void_p),
         ("state_reads", ctypes.c_void_p),
         ("state_writes", ctypes.c_void_p),
+        ("token_types", ctypes.c_void_p),
     )
 
 

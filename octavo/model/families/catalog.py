@@ -5,7 +5,9 @@ from typing import Any, Protocol, cast
 
 from octavo.errors import UnsupportedError
 from octavo.model.families import (
+    bert,
     deepseek,
+    distilbert,
     gemma3,
     gpt2,
     granite,
@@ -13,9 +15,11 @@ from octavo.model.families import (
     lfm2,
     llama,
     llama4,
+    modernbert,
     opt,
     qwen2,
     qwen3,
+    roberta,
 )
 from octavo.model.families.table import WeightTable
 from octavo.ops.weight import StoredTensor
@@ -37,10 +41,17 @@ class Family(Protocol):
 
 
 FAMILIES = cast(
-    tuple[Family, ...], (llama, qwen2, qwen3, gemma3, granite, opt, gpt2, deepseek, lfm2, granite_hybrid, llama4)
+    tuple[Family, ...],
+    (
+        *(llama, qwen2, qwen3, gemma3, granite, opt, gpt2, deepseek, lfm2, granite_hybrid, llama4),
+        *(bert, roberta, distilbert, modernbert),
+    ),
 )
 
 TABLE: dict[str, Family] = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
+# Names of a decoder's checkpoints that have another head than the one that predicts tokens, or none.
+_POOLED_ENDS = ("Model", "ForSequenceClassification", "ForTokenClassification", "ForRewardModel")
+_GENERATING_ENDS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 GGUF_TABLE: dict[str, Family] = {name: family for family in FAMILIES for name in family.GGUF_ARCHITECTURES}
 
 
@@ -61,9 +72,19 @@ def family_of(architectures: object) -> Family:
         else []
     )
     for name in names:
-        if name in TABLE:
-            return TABLE[name]
+        family = TABLE.get(name) or _family_of_pooled(name)
+        if family is not None:
+            return family
     raise UnsupportedError(f"architecture {', '.join(names) or 'missing in config.json'}; there are {', '.join(TABLE)}")
+
+
+def _family_of_pooled(name: str) -> Family | None:
+    """The family of a decoder whose checkpoint is named for another head."""
+    for end in _POOLED_ENDS:
+        if name.endswith(end):
+            base = name.removesuffix(end).removesuffix("Text")
+            return next((TABLE[base + other] for other in _GENERATING_ENDS if base + other in TABLE), None)
+    return None
 
 
 def family_of_gguf(architecture: object) -> Family:

@@ -75,6 +75,12 @@ def decoder(
     )
 
 
+def with_head(spec: DecoderSpec, **changes: Any) -> DecoderSpec:
+    """The decoder with fields of its head changed."""
+    assert spec.head is not None, "decoders have a head"
+    return replace(spec, head=replace(spec.head, **changes))
+
+
 # --- weight names ----------------------------------------------------------------------------------------------------
 
 # Text models, and text parts of multimodal files of several ages.

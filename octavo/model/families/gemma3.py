@@ -6,7 +6,6 @@ checkpoints load their text part; the vision tower's tensors are left alone.
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from octavo.model.families.common import (
     gguf_config,
     layer_kinds,
     read_sizes,
+    with_head,
     with_layer,
 )
 from octavo.model.families.reader import ConfigReader
@@ -72,7 +72,8 @@ def read_spec(config: Mapping[str, Any]) -> DecoderSpec:
     tied = {"tie_word_embeddings": config.get("tie_word_embeddings")}  # may stand outside
     values: dict[str, Any] = {**_DEFAULTS, **tied, **dict(nested or {})}
     read = ConfigReader(values)
-    read.refuse("use_bidirectional_attention", "vision")
+    if values.get("use_bidirectional_attention") == "vision":  # of images alone
+        values["use_bidirectional_attention"] = None
     sizes = read_sizes(read, head_dim=256)
     pattern = read.size("sliding_window_pattern", read.size("_sliding_window_pattern", 6))
     slides = layer_kinds(read, sizes.layers, tuple((i + 1) % pattern != 0 for i in range(sizes.layers)))
@@ -80,7 +81,7 @@ def read_spec(config: Mapping[str, Any]) -> DecoderSpec:
     window_layer, full_layer = _layer(read, norm, window=True), _layer(read, norm, window=False)
     layers = tuple(window_layer if slide else full_layer for slide in slides)
     spec = decoder(read, layers, norm, positions=131072, tied=True, embed_scale=_embed_scale(sizes.hidden, dtype))
-    return replace(spec, head=replace(spec.head, softcap=read.optional_number("final_logit_softcapping")))
+    return with_head(spec, softcap=read.optional_number("final_logit_softcapping"))
 
 
 # Gemma3TextConfig's values: files of the larger models say only what differs.
@@ -104,17 +105,20 @@ def _layer(read: ConfigReader, norm: NormSpec, window: bool) -> LayerSpec:
     else:
         rope = read_rope(read, sizes.head_dim, 1e6, "full_attention")
     bias = read.flag("attention_bias", False)
+    both_ways = read.flag("use_bidirectional_attention", False)
+    width = read.size("sliding_window")
     attention = AttentionSpec(
         heads=sizes.heads,
         kv_heads=sizes.kv_heads,
         head_dim=sizes.head_dim,
         scale=read.number("query_pre_attn_scalar", 256) ** -0.5,
         rope=rope,
-        window=read.size("sliding_window") if window else None,
+        window=(width // 2 + 1 if both_ways else width) if window else None,  # the token itself counts
         qkv_bias=bias,
         out_bias=bias,
         qk_norm=norm,
         softcap=read.optional_number("attn_logit_softcapping"),
+        causal=not both_ways,
     )
     mlp = DenseMlpSpec(read.size("intermediate_size"), read.activation("hidden_activation", "gelu_pytorch_tanh"))
     return sequential(attention, mlp, norm, post_norm=norm)

@@ -5,11 +5,10 @@ granite architecture reads its keys (a multiplier of 0 means none).
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from octavo.model.families import llama
-from octavo.model.families.common import decoder, gguf_config, read_sizes
+from octavo.model.families.common import decoder, gguf_config, read_sizes, with_head
 from octavo.model.families.reader import ConfigReader
 from octavo.model.families.rope import read_rope
 from octavo.ops.weight import StoredTensor
@@ -45,7 +44,7 @@ def read_spec(config: Mapping[str, Any]) -> DecoderSpec:
     layer = LayerSpec(tuple(BlockSpec((BranchSpec(body, norm, scale=share),)) for body in (attention, mlp)))
     embed_scale = read.number("embedding_multiplier", 1.0)
     spec = decoder(read, (layer,) * sizes.layers, norm, positions=2048, tied=False, embed_scale=embed_scale)
-    return replace(spec, head=replace(spec.head, scale=1 / read.number("logits_scaling", 1.0)))
+    return with_head(spec, scale=1 / read.number("logits_scaling", 1.0))
 
 
 # config.json key -> GGUF key after the architecture's name. `logit_scale` divides, whatever its name.

@@ -5,11 +5,10 @@ Source: transformers' GraniteMoeHybridConfig and modeling code; the weight names
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from octavo.errors import CheckpointError, UnsupportedError
-from octavo.model.families.common import LLAMA_NAMES, decoder, read_sizes, with_layer
+from octavo.model.families.common import LLAMA_NAMES, decoder, read_sizes, with_head, with_layer
 from octavo.model.families.reader import ConfigReader
 from octavo.model.families.rope import read_rope
 from octavo.model.families.table import at
@@ -77,7 +76,7 @@ def read_spec(config: Mapping[str, Any]) -> DecoderSpec:
     layers = tuple(layer_of[_KINDS[kind]] for kind in kinds[: sizes.layers])
     scale = read.number("embedding_multiplier", 1.0)
     spec = decoder(read, layers, norm, positions=2048, tied=False, embed_scale=scale)
-    return replace(spec, head=replace(spec.head, scale=1 / read.number("logits_scaling", 1.0)))
+    return with_head(spec, scale=1 / read.number("logits_scaling", 1.0))
 
 
 def _state_space(read: ConfigReader, hidden: int, eps: float) -> StateSpaceSpec:

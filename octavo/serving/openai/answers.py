@@ -215,13 +215,14 @@ class ModelPermission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """A served model."""
+    """A served model. `tasks`: "generate", or what a pooled model does, what is usual first."""
 
     id: str
     object: str = "model"
     created: int
     root: str
     max_model_len: int
+    tasks: list[str]
     permission: list[ModelPermission]
     owned_by: str = OWNER
     parent: None = None

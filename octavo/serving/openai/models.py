@@ -28,5 +28,6 @@ def _card(state: ServerState, name: str) -> ModelCard:
         created=state.started,
         root=state.model_path,
         max_model_len=state.engine.info.max_model_len,
+        tasks=["generate"] if state.pooling is None else list(state.pooling.tasks),
         permission=[ModelPermission(id=f"modelperm-{name}", created=state.started)],
     )

@@ -1,0 +1,132 @@
+"""How alike texts are: which requests tell it, and how their answers become scores."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.errors import InvalidRequestError, UnsupportedError
+from octavo.flow.pooled_values import values_of
+from octavo.flow.pooling import Pooled
+from octavo.flow.pooling_params import PoolingParams
+from octavo.flow.request import GenerationRequest
+from octavo.inputs.pooling import Framing, PoolingProcessor
+
+
+@dataclass(frozen=True, slots=True)
+class ScorePlan:
+    """Requests, and the two (or, of a cross-encoder, the one twice) whose answers make each score."""
+
+    requests: list[GenerationRequest]
+    pairs: list[tuple[int, int]]
+
+    def tokens_of(self, pair: int) -> int:
+        """Prompt tokens that a score has taken."""
+        return sum(len(self.requests[which].prompt_token_ids) for which in set(self.pairs[pair]))
+
+    def scores(self, answers: Sequence[Pooled]) -> list[float]:
+        """A cross-encoder's number, or the cosine of two vectors."""
+        values = [values_of(answer)[0].astype(np.float64) for answer in answers]
+        return [float(values[a][0]) if a == b else _cosine(values[a], values[b]) for a, b in self.pairs]
+
+
+def plan_scores(
+    processor: PoolingProcessor,
+    texts: tuple[list[str], list[str]],
+    params: PoolingParams | None,
+    request_id: str,
+    framing: Framing,
+) -> ScorePlan:
+    """The requests that score the first texts against the second ones: one against all, or each against its own.
+
+    Raises:
+        InvalidRequestError: the numbers of texts do not fit together, or a text is wrong.
+        UnsupportedError: the model has no scores.
+    """
+    firsts, seconds = texts
+    if len(firsts) not in (1, len(seconds)):
+        raise InvalidRequestError(
+            f"{len(firsts)} texts cannot be scored against {len(seconds)}: give one against any number, or as many",
+            "text_1",
+        )
+    if processor.spec.kind == "embed":
+        return _by_vectors(processor, firsts, seconds, params, request_id, framing)
+    if "score" not in processor.tasks:
+        raise UnsupportedError(
+            "this model gives no scores: an embedding model or a classifier with one class (a cross-encoder) does"
+        )
+    wide = firsts * len(seconds) if len(firsts) == 1 else firsts
+    requests = [
+        processor.prepare_pair(first, second, params, f"{request_id}-{number}", framing)
+        for number, (first, second) in enumerate(zip(wide, seconds, strict=True))
+    ]
+    return ScorePlan(requests, [(number, number) for number in range(len(requests))])
+
+
+def _by_vectors(
+    processor: PoolingProcessor,
+    firsts: list[str],
+    seconds: list[str],
+    params: PoolingParams | None,
+    request_id: str,
+    framing: Framing,
+) -> ScorePlan:
+    count = len(firsts)
+    requests = [
+        processor.prepare(text, params, f"{request_id}-{number}", "embed", framing)
+        for number, text in enumerate([*firsts, *seconds])
+    ]
+    return ScorePlan(requests, [(min(n, count - 1), count + n) for n in range(len(seconds))])
+
+
+def read_texts(value: object, name: str) -> list[str]:
+    """Texts to be scored: one, or a list of them, each a string, {"text": ...} or {"content": [text parts]}.
+
+    Raises:
+        InvalidRequestError: something else, or nothing.
+        UnsupportedError: images and other media.
+    """
+    listed: list[object] = []
+    if isinstance(value, (str, Mapping)):
+        listed = [cast(object, value)]
+    elif isinstance(value, (list, tuple)):
+        listed = list(cast(Sequence[object], value))
+    else:
+        raise InvalidRequestError(f"{name}: expected a text or a list of texts", name)
+    if not listed:
+        raise InvalidRequestError(f"{name} is empty: at least one text is needed", name)
+    if all(isinstance(item, Mapping) and "type" in item for item in listed):
+        listed = [{"content": listed}]
+    texts = [_text_of(item, name) for item in listed]
+    if "" in texts:
+        raise InvalidRequestError(f"{name}: text {texts.index('')} is empty", name)
+    return texts
+
+
+def _text_of(item: object, name: str) -> str:
+    if isinstance(item, str):
+        return item
+    if isinstance(item, Mapping):
+        fields = cast(Mapping[str, Any], item)
+        parts: object = fields.get("content")
+        if isinstance(parts, list):
+            return "\n".join(_part_text(part, name) for part in cast(list[object], parts))
+        text: object = fields.get("text", parts)
+        if isinstance(text, str):
+            return text
+    raise InvalidRequestError(f"{name}: expected a text, or an object with a text", name)
+
+
+def _part_text(part: object, name: str) -> str:
+    fields: Mapping[str, Any] = cast(Mapping[str, Any], part) if isinstance(part, Mapping) else {}
+    if fields.get("type") == "text" and isinstance(fields.get("text"), str):
+        return str(fields["text"])
+    if fields.get("type", "text") != "text":
+        raise UnsupportedError(f"{name}: parts of type {str(fields['type'])[:64]!r} are not supported, only text is")
+    raise InvalidRequestError(f"{name}: a part needs a text", name)
+
+
+def _cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    return float(a @ b / max(float(np.sqrt((a @ a) * (b @ b))), 1e-12))

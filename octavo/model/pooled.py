@@ -1,0 +1,220 @@
+"""Makes a pooled model of a checkpoint: what its answer is, which states are taken, what is computed of them.
+
+In this order: the flags, sentence-transformers' files, the architecture's name, the defaults of vLLM.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from octavo.config.pooling import PoolingWish
+from octavo.errors import CheckpointError, ConfigError, UnsupportedError
+from octavo.model.families.encoder import architecture_of
+from octavo.model.families.reader import ConfigReader
+from octavo.model.families.table import WeightTable, at
+from octavo.model.sentence_files import SentenceFiles, read_sentence_files
+from octavo.spec.decoder import DecoderSpec, DenseSpec
+from octavo.spec.pooling import PoolerSpec, PoolingKind, PoolingType, Squashing
+
+_CLASSIFIERS: tuple[tuple[str, PoolingKind], ...] = (
+    ("ForSequenceClassification", "classify"),
+    ("ForTokenClassification", "token_classify"),
+    ("ForRewardModel", "token_classify"),
+)
+_CONVERTED: dict[str, PoolingKind] = {"embed": "embed", "classify": "classify", "reward": "token_classify"}
+_SQUASHED_BY: dict[str, Squashing] = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax"}
+_MOST_LABELS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PooledModel:
+    """What a checkpoint becomes. `sentence`: the files beside it, whose tensors belong to it, too."""
+
+    spec: DecoderSpec
+    table: WeightTable
+    pooler: PoolerSpec
+    sentence: SentenceFiles
+
+
+def is_pooled(config: Mapping[str, Any], spec: DecoderSpec, directory: Path, wish: PoolingWish) -> bool:
+    """Whether a model is pooled, or else generates.
+
+    Raises:
+        UnsupportedError: it is to generate, and cannot.
+    """
+    name = architecture_of(config)
+    other_head = any(name.endswith(end) for end, _ in _CLASSIFIERS)
+    if wish.runner == "generate":
+        if spec.head is None or other_head:
+            raise UnsupportedError(f"{name} does not generate text; leave out --runner generate (--task generate)")
+        return False
+    if wish.runner == "pooling" or wish.convert in _CONVERTED or spec.head is None or other_head:
+        return True
+    return name.endswith("Model") or (directory / "modules.json").is_file()
+
+
+def pooled_model(
+    config: Mapping[str, Any], spec: DecoderSpec, table: WeightTable, family: object, directory: Path, wish: PoolingWish
+) -> PooledModel:
+    """The model without its own head, with what pooling needs in its place.
+
+    Args:
+        family: the module that has read the spec; encoders' have `read_head`.
+
+    Raises:
+        CheckpointError, ConfigError, UnsupportedError: a setting or file is wrong, or asks for what Octavo lacks.
+    """
+    encoder = spec.head is None
+    kind = _kind_of(config, wish)
+    sentence = read_sentence_files(directory)
+    spec = replace(spec, head=None)
+    labels: tuple[str, ...] = ()
+    if kind == "embed":
+        spec = replace(spec, pooled_head=sentence.dense)
+        names = {f"pooler.{dense.name}": at(f"{dense.name}.linear") for dense in sentence.dense}
+    else:
+        labels = _labels(config)
+        head, names = _classifier(config, spec, family, len(labels))
+        spec = replace(spec, pooled_head=head)
+    head_names = () if encoder else table.model["head"].names
+    ignored = (*table.ignore, *(f"{name}.*" for name in head_names))
+    table = replace(table, model={**table.model, **names}, ignore=ignored)
+    pooler = _pooler(config, spec, kind, labels, encoder, sentence, wish)
+    return PooledModel(spec, table, pooler, sentence)
+
+
+def pooled_gguf(
+    metadata: Mapping[str, Any], config: Mapping[str, Any], spec: DecoderSpec, table: WeightTable, wish: PoolingWish
+) -> PooledModel | None:
+    """The model of a GGUF file, if it is pooled: when flags or its own pooling type say so.
+
+    Raises:
+        ConfigError, UnsupportedError: a setting is wrong, or asks for what Octavo lacks.
+    """
+    kinds: dict[object, PoolingType] = {1: "mean", 2: "cls", 3: "last"}  # llama.cpp's numbers
+    number = metadata.get(f"{metadata.get('general.architecture')}.pooling_type", 0)
+    asked = wish.runner == "pooling" or wish.convert in _CONVERTED
+    if wish.runner == "generate" or not (asked or number in kinds):
+        return None
+    if wish.convert not in ("auto", "none", "embed"):
+        raise UnsupportedError("GGUF files can be made embedding models only (--convert embed)")
+    sentence = SentenceFiles(how=kinds.get(number))
+    spec = replace(spec, head=None)
+    table = replace(table, ignore=(*table.ignore, *(f"{name}.*" for name in table.model["head"].names)))
+    return PooledModel(spec, table, _pooler(config, spec, "embed", (), False, sentence, wish), sentence)
+
+
+def _kind_of(config: Mapping[str, Any], wish: PoolingWish) -> PoolingKind:
+    name = architecture_of(config)
+    named: list[PoolingKind] = [kind for end, kind in _CLASSIFIERS if name.endswith(end)]
+    usual = named[0] if named else "embed"
+    asked: PoolingKind = _CONVERTED.get(wish.convert, usual)
+    # A classifier of tokens is one, whatever it is called.
+    return usual if asked == "classify" and usual != "embed" else asked
+
+
+def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the classes: two without names where the file is silent, as transformers has it."""
+    given: object = config.get("id2label")
+    if isinstance(given, dict) and given:
+        names = cast(dict[Any, Any], given)
+        by_number = {int(number): str(name) for number, name in names.items() if str(number).isdigit()}
+        if sorted(by_number) != list(range(len(names))):
+            raise CheckpointError("config: id2label does not name the classes 0, 1, 2, ...")
+        return tuple(by_number[number] for number in range(len(by_number)))
+    count = ConfigReader(config).size("num_labels", 2, most=_MOST_LABELS)
+    return tuple(f"LABEL_{number}" for number in range(count))
+
+
+def _classifier(
+    config: Mapping[str, Any], spec: DecoderSpec, family: object, labels: int
+) -> tuple[tuple[DenseSpec, ...], dict[str, Any]]:
+    """The head's layers, and where their weights are if the family does not know."""
+    read_head = getattr(family, "read_head", None)
+    if read_head is not None:
+        return read_head(config, spec, labels), {}
+    biased = architecture_of(config).endswith("ForTokenClassification")
+    return (DenseSpec("score", labels, bias=biased),), {"pooler.score": at("score", "classifier")}
+
+
+def _pooler(
+    config: Mapping[str, Any],
+    spec: DecoderSpec,
+    kind: PoolingKind,
+    labels: tuple[str, ...],
+    encoder: bool,
+    sentence: SentenceFiles,
+    wish: PoolingWish,
+) -> PoolerSpec:
+    asked = wish.config
+    how = cast("PoolingType | None", asked.how) or _usual(config, kind, encoder, sentence)
+    if kind == "token_classify" and how not in ("all", "step"):
+        kind = "classify"  # one state stands for the text then
+    if how in ("all", "step") and kind == "classify":
+        kind = "token_classify"
+    if how == "step" and asked.step_tag_id is None:
+        raise ConfigError("pooler_config: pooling type STEP needs step_tag_id, the token that marks a step")
+    classes, scores = _squashing(config, len(labels))
+    if asked.squashes is not None:
+        classes = classes if asked.squashes else "none"
+        scores = scores if asked.squashes else "none"
+    normalize = sentence.normalize if sentence.present else True
+    return PoolerSpec(
+        kind=kind,
+        how=how,
+        width=spec.pooled_width,
+        normalize=normalize if asked.normalize is None else asked.normalize,
+        squashing=classes,
+        score_squashing=scores,
+        matryoshka=_matryoshka(config, spec, wish),
+        dimensions=asked.dimensions,
+        labels=labels,
+        max_length=sentence.max_length,
+        token_types=spec.embedding.token_types or 0,
+        prompts=dict(sentence.prompts),
+        default_prompt=sentence.default_prompt,
+        lowercase=sentence.lowercase,
+        step_tag=asked.step_tag_id,
+        returned=tuple(asked.returned_token_ids or ()),
+    )
+
+
+def _usual(config: Mapping[str, Any], kind: PoolingKind, encoder: bool, sentence: SentenceFiles) -> PoolingType:
+    if kind == "token_classify":
+        return "all"
+    if kind == "embed" and sentence.how is not None:
+        return sentence.how
+    if kind == "classify" and ConfigReader(config).text("classifier_pooling", "cls") == "mean":
+        return "mean"
+    return "cls" if encoder else "last"
+
+
+def _squashing(config: Mapping[str, Any], labels: int) -> tuple[Squashing, Squashing]:
+    """Of classes, and of a cross-encoder's number: by the problem's type, and by what sentence-transformers noted."""
+    by_count: Squashing = "sigmoid" if labels < 2 else "softmax"
+    by_type: dict[object, Squashing] = {"regression": "none", "multi_label_classification": "sigmoid"}
+    classes = by_type.get(config.get("problem_type"), by_count)
+    noted: object = config.get("sbert_ce_default_activation_function")
+    section: object = config.get("sentence_transformers")
+    if isinstance(section, dict):
+        noted = cast(dict[str, Any], section).get("activation_fn", noted)
+    if noted is None:
+        return classes, by_count
+    name = str(noted).rpartition(".")[2]
+    if name not in _SQUASHED_BY:
+        raise UnsupportedError(f"config: scores pass {str(noted)[:128]!r}; there are {', '.join(_SQUASHED_BY)}")
+    return classes, _SQUASHED_BY[name]
+
+
+def _matryoshka(config: Mapping[str, Any], spec: DecoderSpec, wish: PoolingWish) -> tuple[int, ...] | None:
+    """Lengths that vectors may be cut to (Kusupati et al. 2022, arXiv:2205.13147)."""
+    read = ConfigReader(config)
+    lengths = wish.config.matryoshka_dimensions or read.indices("matryoshka_dimensions")
+    if lengths:
+        wrong = [length for length in lengths if not 1 <= length <= spec.pooled_width]
+        if wrong:
+            raise ConfigError(f"matryoshka_dimensions has {wrong[0]}; this model's vectors have {spec.pooled_width}")
+        return tuple(sorted(set(lengths)))
+    given = wish.config.is_matryoshka
+    return None if (read.flag("is_matryoshka", False) if given is None else given) else ()
