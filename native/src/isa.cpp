@@ -55,9 +55,13 @@ bool has(uint32_t word, uint32_t bits) { return (word & bits) == bits; }
 
 [[maybe_unused]] bool has_avx512(const Features& features) {
   constexpr uint64_t kZmm = 0xe6;
-  constexpr uint32_t kBf16 = 1u << 5;
   return has_avx2(features) && has(features.leaf7_ebx, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL) &&
-         has(features.leaf7_ecx, bit_AVX512VNNI) && has(features.leaf7_1_eax, kBf16) && (features.saved & kZmm) == kZmm;
+         has(features.leaf7_ecx, bit_AVX512VNNI) && (features.saved & kZmm) == kZmm;
+}
+
+[[maybe_unused]] bool has_avx_vnni(const Features& features) {
+  constexpr uint32_t kVnni = 1u << 4;
+  return has_avx2(features) && has(features.leaf7_1_eax, kVnni);
 }
 
 } // namespace
@@ -68,6 +72,8 @@ extern "C" {
 int32_t octavo_isa_supported(void) {
 #if defined(OCTAVO_ISA_AVX512)
   return has_avx512(read_features()) ? 1 : 0;
+#elif defined(OCTAVO_VARIANT_AVX2_VNNI)
+  return has_avx_vnni(read_features()) ? 1 : 0;
 #elif defined(OCTAVO_ISA_AVX2)
   return has_avx2(read_features()) ? 1 : 0;
 #else
@@ -78,6 +84,8 @@ int32_t octavo_isa_supported(void) {
 const char* octavo_isa(void) {
 #if defined(OCTAVO_ISA_AVX512)
   return "avx512";
+#elif defined(OCTAVO_VARIANT_AVX2_VNNI)
+  return "avx2_vnni";
 #elif defined(OCTAVO_ISA_AVX2)
   return "avx2";
 #elif defined(OCTAVO_ISA_NEON)

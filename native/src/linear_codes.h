@@ -111,6 +111,15 @@ inline Vec16 bits_as_float(const Int16& a) {
   return v;
 }
 
+#if defined(OCTAVO_ISA_AVX512)
+// sum + the products of two bf16 a lane; only where the processor has AVX-512 BF16. Written as an instruction, for the
+// compiler is not told of it: it must not use it anywhere else.
+inline Vec16 add_pairs(Vec16 sum, Vec16 a, Vec16 b) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum.v) : "v"(a.v), "v"(b.v));
+  return sum;
+}
+#endif
+
 template <int Number> constexpr float value_of(int code) {
   constexpr Format f = format_of(Number);
   if (f.values == Values::iq4_nl) return kIq4Nl[code & 15];

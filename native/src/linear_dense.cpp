@@ -1,6 +1,6 @@
 // Kernels of f32, f16 and bf16 weights with few rows.
 #include <atomic>
-#if defined(__AVX512BF16__)
+#if defined(OCTAVO_ISA_AVX512)
 #include <cpuid.h>
 #endif
 
@@ -87,40 +87,38 @@ template <int Number> struct Dense {
   static constexpr ManyRows kMany = nullptr;
 };
 
-#if defined(__AVX512BF16__)
+#if defined(OCTAVO_ISA_AVX512)
 template <int Rows, int Panels>
 void few_pair_rows(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
   const int64_t words = in.even_cols / 2, ahead = Panels * strip.layout.bytes;
   const uint32_t* x = in.pairs + row * words;
-  __m512 total[Rows][Panels];
+  Vec16 total[Rows][Panels];
   for (int r = 0; r < Rows; ++r)
-    for (int p = 0; p < Panels; ++p) total[r][p] = _mm512_setzero_ps();
+    for (int p = 0; p < Panels; ++p) total[r][p] = zero();
   const int64_t group = dense_group(in.even_cols) / 2;
   for (int64_t start = 0; start < words; start += group) {
     const int64_t end = start + group < words ? start + group : words;
-    __m512 sum[Rows][Panels];
+    Vec16 sum[Rows][Panels];
 #pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
-      for (int p = 0; p < Panels; ++p) sum[r][p] = _mm512_setzero_ps();
+      for (int p = 0; p < Panels; ++p) sum[r][p] = zero();
     for (int64_t k = start; k < end; ++k) {
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) {
         const uint8_t* weights = strip.panels + p * strip.layout.bytes + k * 4 * kLanes;
         __builtin_prefetch(weights + ahead, 0, 2);
-        const __m512bh weight = (__m512bh)_mm512_loadu_si512(weights);
+        const Vec16 weight = bits_as_float(load_words(weights));
 #pragma GCC unroll 4
-        for (int r = 0; r < Rows; ++r) {
-          const __m512bh input = (__m512bh)_mm512_set1_epi32(static_cast<int>(x[r * words + k]));
-          sum[r][p] = _mm512_dpbf16_ps(sum[r][p], weight, input);
-        }
+        for (int r = 0; r < Rows; ++r)
+          sum[r][p] = add_pairs(sum[r][p], weight, bits_as_float({_mm512_set1_epi32(static_cast<int>(x[r * words + k]))}));
       }
     }
     for (int r = 0; r < Rows; ++r)
-      for (int p = 0; p < Panels; ++p) total[r][p] = _mm512_add_ps(sum[r][p], total[r][p]);
+      for (int p = 0; p < Panels; ++p) total[r][p] = sum[r][p] + total[r][p];
   }
   for (int r = 0; r < Rows; ++r)
-    for (int p = 0; p < Panels; ++p) _mm512_storeu_ps(out + (r * Panels + p) * kLanes, total[r][p]);
+    for (int p = 0; p < Panels; ++p) store(out + (r * Panels + p) * kLanes, total[r][p]);
 }
 
 struct Pairs {
@@ -132,17 +130,31 @@ struct Pairs {
   uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(0, &eax, &ebx, &ecx, &edx) && ebx == signature_AMD_ebx && ecx == signature_AMD_ecx;
 }
+
+// Whether the processor has VDPBF16PS: this library does not need it.
+bool has_pairs() {
+  constexpr uint32_t kBf16 = 1u << 5;
+  uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && eax >= 1 &&
+         __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & kBf16) != 0;
+}
+
+bool takes_pairs() {
+#if defined(OCTAVO_BF16_PAIRS)
+  return has_pairs();
+#else
+  return is_amd() && has_pairs();
+#endif
+}
 #endif
 
 } // namespace
 
 bool bf16_in_pairs() {
-#if defined(__AVX512BF16__) && defined(OCTAVO_BF16_PAIRS)
-  return true;
-#elif defined(__AVX512BF16__)
+#if defined(OCTAVO_ISA_AVX512)
   static std::atomic<int> known{-1}; // asking the processor takes microseconds in a virtual machine
   int answer = known.load(std::memory_order_relaxed);
-  if (answer < 0) known.store(answer = is_amd() ? 1 : 0, std::memory_order_relaxed);
+  if (answer < 0) known.store(answer = takes_pairs() ? 1 : 0, std::memory_order_relaxed);
   return answer == 1;
 #else
   return false;
@@ -152,7 +164,7 @@ bool bf16_in_pairs() {
 LinearKernel dense_kernel(int32_t format) {
   if (format == OCTAVO_F32) return kernel_of<Dense<OCTAVO_F32>>();
   if (format == OCTAVO_F16) return kernel_of<Dense<OCTAVO_F16>>();
-#if defined(__AVX512BF16__)
+#if defined(OCTAVO_ISA_AVX512)
   if (bf16_in_pairs()) return kernel_of<Pairs>();
 #endif
   return kernel_of<Dense<OCTAVO_BF16>>();

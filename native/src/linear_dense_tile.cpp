@@ -37,9 +37,9 @@ struct Bf16 : Floats {
   }
 };
 
-#if defined(__AVX512BF16__)
+#if defined(OCTAVO_ISA_AVX512)
 struct Pairs : Floats {
-  static Vec16 multiply_add(Vec16 a, Vec16 b, Vec16 c) { return {_mm512_dpbf16_ps(c.v, (__m512bh)a.v, (__m512bh)b.v)}; }
+  static Vec16 multiply_add(Vec16 a, Vec16 b, Vec16 c) { return add_pairs(c, a, b); }
 };
 #endif
 
@@ -129,7 +129,7 @@ void run_dense_tile(const DenseTile& tile, DenseWeights weights, int rows, int p
   case DenseWeights::floats: return run<Floats>(tile, rows, panels);
   case DenseWeights::f16: return run<F16>(tile, rows, panels);
   case DenseWeights::bf16: return run<Bf16>(tile, rows, panels);
-#if defined(__AVX512BF16__)
+#if defined(OCTAVO_ISA_AVX512)
   case DenseWeights::pairs: return run<Pairs>(tile, rows, panels);
 #endif
   default: return;

@@ -182,7 +182,9 @@ class ExecutionConfig:
     """What computes."""
 
     backend: Literal["auto", "native", "torch"] = option("auto", "native kernels, or the PyTorch reference")
-    isa: Literal["auto", "scalar", "avx2", "avx512", "neon"] = option("auto", "instruction set of the native kernels")
+    isa: Literal["auto", "scalar", "avx2", "avx2_vnni", "avx512", "neon"] = option(
+        "auto", "instruction set of the native kernels"
+    )
     linear_compute: Literal["auto", "exact", "int16", "int8"] = option(
         "auto",
         "inputs of products with 8-bit and smaller weights: float32; rounded to 16 bits, nearly exact and twice as "

@@ -9,8 +9,9 @@ from octavo.kernels.cpu.structs import format_code
 from octavo.ops.weight import PackedWeight
 
 _ISA_REASON = {
-    "avx512": "the CPU has AVX-512 with BF16 and VNNI",
-    "avx2": "the CPU has AVX2 and FMA, but not all that the AVX-512 build needs",
+    "avx512": "the CPU has AVX-512 with VNNI",
+    "avx2_vnni": "the CPU has AVX2 and AVX-VNNI, but no AVX-512 with VNNI",
+    "avx2": "the CPU has AVX2 and FMA, but neither AVX-VNNI nor AVX-512 with VNNI",
     "neon": "the CPU is a 64-bit ARM",
     "scalar": "the CPU has none of the vector extensions with a build of their own",
 }
