@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# neon.sh [test]: compiles the native libraries for AArch64 (scalar and NEON) with the cross compiler, warnings being errors.
+# neon.sh [test]: compiles the native libraries for AArch64 (scalar, NEON, NEON with dot products) with the cross compiler, warnings being errors.
 #
 #   test   also runs the conformance cases with them under qemu-user: recorded here with the scalar build, replayed there
 #
@@ -22,6 +22,6 @@ ls -l build/aarch64/liboctavo_*.so
 need "$emulator" qemu-user
 "$compiler" -std=c++17 -O1 -Wall -Wextra -Werror -I native/include tests/portability/replay.cpp -o build/aarch64/replay -ldl
 "${PYTHON:-.venv/bin/python}" -m tests.portability.record build/aarch64/cases.bin --only "${ONLY:-}"
-for isa in scalar neon; do
+for isa in scalar neon neon_dotprod; do
   "$emulator" -L "$root" build/aarch64/replay "build/aarch64/liboctavo_$isa.so" build/aarch64/cases.bin
 done

@@ -85,6 +85,13 @@ template <class Read> void write_tile(const float* x, int64_t cols, int64_t word
   }
 }
 
+void write_rows(const float* x, int64_t cols, int height, float* out) {
+  const int64_t words = words_in_tiles(cols);
+  for (int r = 0; r < height; ++r)
+    for (int64_t word = 0; word < words; word += kLanes)
+      store(out + r * words + word, Paired::read(x + r * cols + 2 * word, cols - 2 * word));
+}
+
 } // namespace
 
 void write_tile(const float* x, int64_t cols, TileWords kind, int height, float* out) {
@@ -92,6 +99,7 @@ void write_tile(const float* x, int64_t cols, TileWords kind, int height, float*
   case TileWords::exact: return write_tile<Exact>(x, cols, cols, height, out);
   case TileWords::rounded: return write_tile<Rounded>(x, cols, cols + cols % 2, height, out);
   case TileWords::pairs: return write_tile<Paired>(x, cols, (cols + 1) / 2, height, out);
+  case TileWords::rows: return write_rows(x, cols, height, out);
   }
 }
 

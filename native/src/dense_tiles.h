@@ -13,12 +13,20 @@ constexpr int kDenseTall = 6, kDensePanels = 1;
 constexpr int kDenseTall = 2, kDensePanels = 1;
 #endif
 
-// Rows in tiles as equal as can be, none taller than kDenseTall. A tile that begins with row r and is h tall has its
+#if defined(OCTAVO_VARIANT_AMX)
+constexpr bool kBf16InTiles = true; // bf16 is multiplied in the processor's tile registers
+#else
+constexpr bool kBf16InTiles = false;
+#endif
+constexpr int kBf16Tall = kBf16InTiles ? 32 : kDenseTall; // two registers of rows
+
+// Rows in tiles as equal as can be, none taller than `tall`. A tile that begins with row r and is h tall has its
 // words from r * words on, [words][h]: what one step of the inner loop reads stands together.
 struct RowTiles {
   int64_t rows;
+  int tall = kDenseTall;
 
-  int64_t count() const { return (rows + kDenseTall - 1) / kDenseTall; }
+  int64_t count() const { return (rows + tall - 1) / tall; }
   int64_t first(int64_t tile) const {
     const int64_t tiles = count(), more = rows % tiles;
     return tile * (rows / tiles) + (tile < more ? tile : more);
@@ -31,7 +39,11 @@ enum class TileWords {
   exact,   // an input
   rounded, // an input rounded to bf16; an odd row is followed by a 0
   pairs,   // two inputs in bf16, the first below; an odd row is followed by a 0
+  rows,    // pairs, but row after row as they come, each filled with 0 to words_in_tiles()
 };
+
+// Words of a row of pairs that tile registers read: whole ones.
+constexpr int64_t words_in_tiles(int64_t cols) { return (cols + 31) / 32 * 16; }
 
 // A tile of `height` rows of x, [height, cols], from the tile's first row on.
 void write_tile(const float* x, int64_t cols, TileWords kind, int height, float* out);

@@ -7,6 +7,17 @@ namespace {
 constexpr int32_t kAbiVersion = 9;
 } // namespace
 
+#if defined(OCTAVO_VARIANT_NEON_DOTPROD)
+#include <sys/auxv.h>
+#endif
+#if defined(OCTAVO_VARIANT_AMX)
+#include <atomic>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "tile_registers.h"
+#endif
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 
@@ -24,6 +35,7 @@ struct Features {
   uint32_t leaf1_ecx = 0;
   uint32_t leaf7_ebx = 0;
   uint32_t leaf7_ecx = 0;
+  uint32_t leaf7_edx = 0;
   uint32_t leaf7_1_eax = 0;
   uint64_t saved = 0;
 };
@@ -38,6 +50,7 @@ struct Features {
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) {
     features.leaf7_ebx = ebx;
     features.leaf7_ecx = ecx;
+    features.leaf7_edx = edx;
     const uint32_t most = eax;
     if (most >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) features.leaf7_1_eax = eax;
   }
@@ -64,30 +77,64 @@ bool has(uint32_t word, uint32_t bits) { return (word & bits) == bits; }
   return has_avx2(features) && has(features.leaf7_1_eax, kVnni);
 }
 
+[[maybe_unused]] bool has_amx(const Features& features) {
+  constexpr uint32_t kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
+  constexpr uint64_t kTiles = 0x60000;
+  return has_avx512(features) && has(features.leaf7_edx, kBf16 | kTile | kInt8) &&
+         (features.saved & kTiles) == kTiles;
+}
+
 } // namespace
+
+#if defined(OCTAVO_VARIANT_AMX)
+namespace octavo {
+
+// The kernel saves tiles only of processes that asked: Documentation/arch/x86/xstate.rst.
+bool has_tiles() {
+  constexpr long kAskPermission = 0x1023, kTileData = 18;
+  static std::atomic<int> known{-1};
+  int answer = known.load(std::memory_order_relaxed);
+  if (answer < 0) {
+    answer = has_amx(read_features()) && syscall(SYS_arch_prctl, kAskPermission, kTileData) == 0 ? 1 : 0;
+    known.store(answer, std::memory_order_relaxed);
+  }
+  return answer == 1;
+}
+
+} // namespace octavo
+#endif
 #endif
 
 extern "C" {
 
 int32_t octavo_isa_supported(void) {
-#if defined(OCTAVO_ISA_AVX512)
+#if defined(OCTAVO_VARIANT_AMX)
+  return octavo::has_tiles() ? 1 : 0;
+#elif defined(OCTAVO_ISA_AVX512)
   return has_avx512(read_features()) ? 1 : 0;
 #elif defined(OCTAVO_VARIANT_AVX2_VNNI)
   return has_avx_vnni(read_features()) ? 1 : 0;
 #elif defined(OCTAVO_ISA_AVX2)
   return has_avx2(read_features()) ? 1 : 0;
+#elif defined(OCTAVO_VARIANT_NEON_DOTPROD)
+  constexpr unsigned long kDotProducts = 1ul << 20; // HWCAP_ASIMDDP
+  return (getauxval(AT_HWCAP) & kDotProducts) != 0 ? 1 : 0;
 #else
   return 1;
 #endif
 }
 
 const char* octavo_isa(void) {
-#if defined(OCTAVO_ISA_AVX512)
+#if defined(OCTAVO_VARIANT_AMX)
+  return "amx";
+#elif defined(OCTAVO_ISA_AVX512)
   return "avx512";
 #elif defined(OCTAVO_VARIANT_AVX2_VNNI)
   return "avx2_vnni";
 #elif defined(OCTAVO_ISA_AVX2)
   return "avx2";
+#elif defined(OCTAVO_VARIANT_NEON_DOTPROD)
+  return "neon_dotprod";
 #elif defined(OCTAVO_ISA_NEON)
   return "neon";
 #else

@@ -5,6 +5,7 @@
 #endif
 
 #include "linear_codes.h"
+#include "linear_dense_registers.h"
 #include "linear_kernels.h"
 
 namespace octavo {
@@ -110,8 +111,10 @@ void few_pair_rows(const Strip& strip, const LinearInputs& in, int64_t row, floa
         __builtin_prefetch(weights + ahead, 0, 2);
         const Vec16 weight = bits_as_float(load_words(weights));
 #pragma GCC unroll 4
-        for (int r = 0; r < Rows; ++r)
-          sum[r][p] = add_pairs(sum[r][p], weight, bits_as_float({_mm512_set1_epi32(static_cast<int>(x[r * words + k]))}));
+        for (int r = 0; r < Rows; ++r) {
+          const Int16 input{_mm512_set1_epi32(static_cast<int>(x[r * words + k]))};
+          sum[r][p] = add_pairs(sum[r][p], weight, bits_as_float(input));
+        }
       }
     }
     for (int r = 0; r < Rows; ++r)
@@ -121,10 +124,38 @@ void few_pair_rows(const Strip& strip, const LinearInputs& in, int64_t row, floa
     for (int p = 0; p < Panels; ++p) store(out + (r * Panels + p) * kLanes, total[r][p]);
 }
 
+#if defined(OCTAVO_VARIANT_AMX)
+template <int Rows, int Panels>
+void few_register_rows(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
+  const int64_t words = words_in_tiles(in.cols), bytes = strip.layout.bytes;
+  with_tiles([&](auto& registers) {
+    for (int p = 0; p < Panels; p += 2) {
+      DenseTile tile{};
+      tile.weights = strip.panels + p * bytes;
+      tile.panel_stride = tile.panel_bytes = bytes;
+      tile.count = in.even_cols / 2;
+      tile.inputs = in.pairs + row * words;
+      tile.input_words = words;
+      tile.out = out + p * kLanes;
+      tile.row_stride = Panels * kLanes;
+      tile.ahead = tile.weights + Panels * bytes;
+      tile.ahead_bytes = kTileBytes;
+      run_register_tile(registers, tile, Rows, Panels == 1 ? 1 : 2);
+    }
+  });
+}
+
+struct InRegisters {
+  template <int Rows, int Panels> static constexpr FewRows kFew = few_register_rows<Rows, Panels>;
+  static constexpr ManyRows kMany = nullptr;
+};
+#else
 struct Pairs {
   template <int Rows, int Panels> static constexpr FewRows kFew = few_pair_rows<Rows, Panels>;
   static constexpr ManyRows kMany = nullptr;
 };
+
+#endif
 
 [[maybe_unused]] bool is_amd() {
   uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -132,7 +163,7 @@ struct Pairs {
 }
 
 // Whether the processor has VDPBF16PS: this library does not need it.
-bool has_pairs() {
+[[maybe_unused]] bool has_pairs() {
   constexpr uint32_t kBf16 = 1u << 5;
   uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && eax >= 1 &&
@@ -140,7 +171,9 @@ bool has_pairs() {
 }
 
 bool takes_pairs() {
-#if defined(OCTAVO_BF16_PAIRS)
+#if defined(OCTAVO_VARIANT_AMX)
+  return true; // words are pairs
+#elif defined(OCTAVO_BF16_PAIRS)
   return has_pairs();
 #else
   return is_amd() && has_pairs();
@@ -164,7 +197,9 @@ bool bf16_in_pairs() {
 LinearKernel dense_kernel(int32_t format) {
   if (format == OCTAVO_F32) return kernel_of<Dense<OCTAVO_F32>>();
   if (format == OCTAVO_F16) return kernel_of<Dense<OCTAVO_F16>>();
-#if defined(OCTAVO_ISA_AVX512)
+#if defined(OCTAVO_VARIANT_AMX)
+  return kernel_of<InRegisters>();
+#elif defined(OCTAVO_ISA_AVX512)
   if (bf16_in_pairs()) return kernel_of<Pairs>();
 #endif
   return kernel_of<Dense<OCTAVO_BF16>>();

@@ -4,15 +4,19 @@
 // weights out as floats once, which then stay close while all tiles of rows pass over them (few read them as
 // they are). Sums of earlier groups wait in the thread's memory; the last group's tiles write the results themselves.
 // While a tile is multiplied, the weights that come next are fetched.
+#include <type_traits>
+
 #include "linear_codes.h"
 #include "linear_dense.h"
+#include "linear_dense_registers.h"
 #include "linear_dense_tile.h"
 #include "simd/vec.h"
 
 namespace octavo {
 namespace {
 
-constexpr int64_t kBlockTiles = 280 / kDenseTall; // tiles of rows in a block: its inputs of a group take 280 kB
+constexpr int64_t kBlockRows = 280; // of a block, about: its inputs of a group take 700 kB, in bf16 560 kB
+constexpr int64_t kRegisterGroup = 512; // words of two inputs, in tile registers
 constexpr int64_t kTilesThatRead = 6; // weights of 16 bits as they are: from more tiles on, writing them out pays
 constexpr int kMostStrips = 4;        // of a task
 constexpr int64_t kTasksOfThread = 8; // that there should be, so that threads end together
@@ -24,11 +28,15 @@ struct StripRun {
   int64_t first, last; // panels
 };
 
-// How a product is dealt out: its strips in runs, its tiles of rows in blocks.
+bool in_registers(int32_t format) { return kBf16InTiles && format == OCTAVO_BF16; }
+
+// How the part of a product that is multiplied in tile registers, or the other part, is dealt out: its strips in runs,
+// its tiles of rows in blocks.
 class Deal {
 public:
-  Deal(const DenseProduct& product, int threads) : product_(product), tiles_{product.rows} {
-    blocks_ = (tiles_.count() + kBlockTiles - 1) / kBlockTiles;
+  Deal(const DenseProduct& product, int threads, bool registers)
+      : product_(product), tiles_{product.rows, registers ? kBf16Tall : kDenseTall}, registers_(registers) {
+    blocks_ = (tiles_.count() + block_tiles() - 1) / block_tiles();
     while (strips_ < kMostStrips && runs_of(2 * strips_) * blocks_ >= kTasksOfThread * threads) strips_ *= 2;
     runs_ = runs_of(strips_);
   }
@@ -36,6 +44,7 @@ public:
   int64_t tasks() const { return runs_ * blocks_; }
   const RowTiles& tiles() const { return tiles_; }
   int64_t most_strips() const { return strips_; }
+  int64_t most_rows() const { return product_.rows < kBlockRows ? product_.rows : block_tiles() * tiles_.tall; }
 
   // Blocks outermost: threads that work on neighbours read the same inputs.
   StripRun strips(int64_t task) const {
@@ -56,8 +65,9 @@ public:
   int64_t last_tile(int64_t task) const { return (task / runs_ + 1) * tiles_.count() / blocks_; }
 
 private:
-  static int64_t runs_in(const OctavoSegment& segment, int64_t strips) {
-    if (!format_of(segment.format).dense()) return 0;
+  int64_t block_tiles() const { return kBlockRows / tiles_.tall; }
+  int64_t runs_in(const OctavoSegment& segment, int64_t strips) const {
+    if (!format_of(segment.format).dense() || in_registers(segment.format) != registers_) return 0;
     const int64_t all = (panel_count(segment.rows) + kDensePanels - 1) / kDensePanels;
     return (all + strips - 1) / strips;
   }
@@ -69,24 +79,27 @@ private:
 
   const DenseProduct& product_;
   RowTiles tiles_;
+  bool registers_;
   int64_t blocks_, runs_, strips_ = 1;
 };
 
 // The words of a format: what its inputs and its weights are multiplied as.
 struct Words {
   const void* inputs; // of the whole product, in tiles
-  int64_t count;      // of a row
+  int64_t count;      // of a row that have weights
+  int64_t stride;     // of a row
   int64_t group;
   int64_t bytes; // of a packed weight word
   DenseWeights read;
 };
 
 Words words_of(const LinearInputs& in, int32_t format) {
-  if (format == OCTAVO_F32) return {in.tiled, in.cols, dense_group(in.cols), 4, DenseWeights::floats};
-  if (format == OCTAVO_F16) return {in.tiled, in.cols, dense_group(in.cols), 2, DenseWeights::f16};
-  const int64_t group = dense_group(in.even_cols);
-  if (bf16_in_pairs()) return {in.pairs, in.even_cols / 2, group / 2, 4, DenseWeights::pairs};
-  return {in.rounded, in.even_cols, group, 2, DenseWeights::bf16};
+  if (format == OCTAVO_F32) return {in.tiled, in.cols, in.cols, dense_group(in.cols), 4, DenseWeights::floats};
+  if (format == OCTAVO_F16) return {in.tiled, in.cols, in.cols, dense_group(in.cols), 2, DenseWeights::f16};
+  const int64_t even = in.even_cols, pairs = even / 2, group = dense_group(even);
+  if (kBf16InTiles) return {in.pairs, pairs, words_in_tiles(in.cols), kRegisterGroup, 4, DenseWeights::tiles};
+  if (bf16_in_pairs()) return {in.pairs, pairs, pairs, group / 2, 4, DenseWeights::pairs};
+  return {in.rounded, even, even, group, 2, DenseWeights::bf16};
 }
 
 void write_out(int32_t format, const uint8_t* panel, int64_t count, float* out) {
@@ -101,6 +114,8 @@ void write_out(int32_t format, const uint8_t* panel, int64_t count, float* out) 
   }
 }
 
+struct NoRegisters {};
+
 // One task: what it reads and where its memory is.
 class Task {
 public:
@@ -111,16 +126,24 @@ public:
         totals_(scratch + kDensePanels * kDenseGroup * kLanes) {}
 
   void run() {
-    for (int64_t start = 0; start < words_.count; start += words_.group)
-      for (int64_t panel = run_.first; panel < run_.last; panel += kDensePanels) run_strip(panel, start);
+#if defined(OCTAVO_VARIANT_AMX)
+    if (words_.read == DenseWeights::tiles) return with_tiles([&](auto& registers) { run_groups(registers); });
+#endif
+    NoRegisters none;
+    run_groups(none);
   }
 
 private:
+  template <class Registers> void run_groups(Registers& registers) {
+    for (int64_t start = 0; start < words_.count; start += words_.group)
+      for (int64_t panel = run_.first; panel < run_.last; panel += kDensePanels) run_strip(registers, panel, start);
+  }
+
   const uint8_t* weights_at(int64_t panel, int64_t word) const {
     return static_cast<const uint8_t*>(segment_.data) + panel * panel_bytes_ + word * words_.bytes * kLanes;
   }
 
-  void run_strip(int64_t panel, int64_t start) {
+  template <class Registers> void run_strip(Registers& registers, int64_t panel, int64_t start) {
     const int panels = static_cast<int>(run_.last - panel < kDensePanels ? run_.last - panel : kDensePanels);
     const int64_t end = start + words_.group < words_.count ? start + words_.group : words_.count;
     DenseTile tile{};
@@ -137,6 +160,7 @@ private:
       tile.panel_stride = panel_bytes_;
     }
     tile.panel_bytes = panel_bytes_;
+    tile.input_words = words_.stride;
     tile.ahead_bytes = (words_.bytes * kLanes + last_tile_ - first_tile_ - 1) / (last_tile_ - first_tile_);
     tile.ahead = panel + kDensePanels < run_.last ? weights_at(panel + kDensePanels, start)
                  : end < words_.count             ? weights_at(run_.first, end)
@@ -148,8 +172,8 @@ private:
     for (int64_t t = first_tile_; t < last_tile_; ++t) {
       const int64_t row = tiles_.first(t);
       const int height = tiles_.height(t);
-      tile.inputs = static_cast<const float*>(words_.inputs) + (run_.segment * product_.set + row) * words_.count +
-                    start * height;
+      tile.inputs = static_cast<const float*>(words_.inputs) + (run_.segment * product_.set + row) * words_.stride +
+                    start * (read == DenseWeights::tiles ? 1 : height);
       tile.total = start > 0 ? total : nullptr;
       if (last && whole) {
         tile.out = product_.out + row * product_.width + column;
@@ -159,7 +183,10 @@ private:
         tile.out = total;
         tile.row_stride = panels * kLanes;
       }
-      run_dense_tile(tile, read, height, panels);
+      if constexpr (std::is_same_v<Registers, NoRegisters>)
+        run_dense_tile(tile, read, height, panels);
+      else
+        run_register_tile(registers, tile, height, panels);
       if (last && !whole) finish(total, row, height, panel, panels);
       tile.ahead += tile.ahead_bytes * tile.count;
       total += height * panels * kLanes;
@@ -191,15 +218,19 @@ private:
   float* totals_;
 };
 
-} // namespace
-
-void dense_rows(Team& team, const DenseProduct& product) {
-  const Deal deal(product, team.threads());
-  const int64_t rows = product.rows < kBlockTiles * kDenseTall ? product.rows : kBlockTiles * kDenseTall;
-  const int64_t floats = kDensePanels * kLanes * (kDenseGroup + deal.most_strips() * rows);
+void deal_out(Team& team, const DenseProduct& product, bool registers) {
+  const Deal deal(product, team.threads(), registers);
+  const int64_t floats = kDensePanels * kLanes * (kDenseGroup + deal.most_strips() * deal.most_rows());
   team.parallel(deal.tasks(), [&](int64_t task, int thread) {
     Task(product, deal, task, team.scratch(thread, static_cast<size_t>(floats))).run();
   });
+}
+
+} // namespace
+
+void dense_rows(Team& team, const DenseProduct& product) {
+  deal_out(team, product, false);
+  if (kBf16InTiles) deal_out(team, product, true);
 }
 
 } // namespace octavo

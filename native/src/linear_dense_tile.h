@@ -12,7 +12,8 @@ struct DenseTile {
   const uint8_t* weights; // [panels] of [count][16] words, panel_stride bytes apart
   int64_t panel_stride;
   int64_t count;
-  const void* inputs;    // [count][rows] words
+  const void* inputs;    // [count][rows] words; in tiles [rows], input_words apart, of [count filled with 0]
+  int64_t input_words;
   const float* total;    // [rows][panels][16], or null
   const float* bias;     // [panels][16], or null
   const float* residual; // as out, or null
@@ -29,6 +30,7 @@ enum class DenseWeights {
   f16,   // floats in the end
   bf16,  // likewise; an even count
   pairs, // of bf16, multiplied two at a time: only with AVX-512 BF16
+  tiles, // likewise, by run_register_tile()
 };
 
 void run_dense_tile(const DenseTile& tile, DenseWeights weights, int rows, int panels);

@@ -44,6 +44,12 @@ void sum_groups(const float* x, int group, const RowLayout& to, int64_t row, flo
     out[to.of_group(row, g, groups)] = group == 16 ? sum(load(x)) : sum(load(x) + load(x + 16));
 }
 
+// Words of a row's inputs in bf16.
+int64_t bf16_words(int64_t cols) {
+  if (kBf16InTiles) return words_in_tiles(cols);
+  return bf16_in_pairs() ? (cols + 1) / 2 : cols + cols % 2;
+}
+
 // Deals out pieces of one block of memory, each 64-byte aligned; first counts them, then gives them.
 class Pieces {
 public:
@@ -91,7 +97,7 @@ Prepared lay_out(const Needs& needs, const RowLayout& layout, float* memory) {
   Prepared to{};
   to.values = pieces.take(needs.values && layout.in_runs, layout.size(kFloatRun));
   to.exact = pieces.take(needs.exact && layout.in_runs, rows * cols);
-  to.rounded = pieces.take(needs.bf16, rows * (cols + cols % 2) / (bf16_in_pairs() ? 2 : 1));
+  to.rounded = pieces.take(needs.bf16, rows * bf16_words(cols));
   to.sums16 = pieces.take(needs.sums16, rows * (cols / 16));
   to.sums32 = pieces.take(needs.sums32, rows * (cols / 32));
   lay_out_codes(needs, layout, pieces, to.coded);
@@ -102,11 +108,13 @@ Prepared lay_out(const Needs& needs, const RowLayout& layout, float* memory) {
 void prepare_row(const Needs& needs, const float* x, const RowLayout& layout, int64_t row, const Prepared& to) {
   if (to.values) copy_row(x, layout, row, to.values);
   if (needs.bf16 && !layout.in_runs) {
-    const int64_t even = layout.cols + layout.cols % 2;
-    if (bf16_in_pairs())
-      round_row(x, layout.cols, reinterpret_cast<uint16_t*>(to.rounded) + row * even);
+    float* out = to.rounded + row * bf16_words(layout.cols);
+    if (kBf16InTiles)
+      write_tile(x, layout.cols, TileWords::rows, 1, out);
+    else if (bf16_in_pairs())
+      round_row(x, layout.cols, reinterpret_cast<uint16_t*>(out));
     else
-      round_row_wide(x, layout.cols, to.rounded + row * even);
+      round_row_wide(x, layout.cols, out);
   }
   if (needs.sums16) sum_groups(x, 16, layout, row, to.sums16);
   if (needs.sums32) sum_groups(x, 32, layout, row, to.sums32);
@@ -114,16 +122,12 @@ void prepare_row(const Needs& needs, const float* x, const RowLayout& layout, in
 }
 
 // Rows in tiles for dense products of many rows.
-void prepare_tiles(Team& team, const float* x, const RowLayout& layout, int64_t sets, const Prepared& to) {
-  const RowTiles tiles{layout.rows / sets};
-  const TileWords bf16 = bf16_in_pairs() ? TileWords::pairs : TileWords::rounded;
-  const int64_t even = (layout.cols + layout.cols % 2) / (bf16_in_pairs() ? 2 : 1);
+void prepare_tiles(Team& team, const float* x, const RowLayout& layout, int64_t sets, int tall, TileWords kind,
+                   int64_t words, float* out) {
+  const RowTiles tiles{layout.rows / sets, tall};
   team.parallel(tiles.count() * sets, [&](int64_t tile, int) {
     const int64_t row = tile / tiles.count() * tiles.rows + tiles.first(tile % tiles.count());
-    const int height = tiles.height(tile % tiles.count());
-    const float* from = x + row * layout.cols;
-    if (to.exact) write_tile(from, layout.cols, TileWords::exact, height, to.exact + row * layout.cols);
-    if (to.rounded) write_tile(from, layout.cols, bf16, height, to.rounded + row * even);
+    write_tile(x + row * layout.cols, layout.cols, kind, tiles.height(tile % tiles.count()), out + row * words);
   });
 }
 
@@ -172,7 +176,12 @@ LinearInputs prepare(Team& team, const Needs& needs, const float* x, const RowLa
   const auto prepare_rows = [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) prepare_row(needs, x + row * cols, layout, row, to);
   };
-  if (layout.in_runs && (to.exact || to.rounded)) prepare_tiles(team, x, layout, sets, to);
+  if (layout.in_runs && to.exact)
+    prepare_tiles(team, x, layout, sets, kDenseTall, TileWords::exact, cols, to.exact);
+  if (layout.in_runs && to.rounded) {
+    const TileWords kind = kBf16InTiles ? TileWords::rows : bf16_in_pairs() ? TileWords::pairs : TileWords::rounded;
+    prepare_tiles(team, x, layout, sets, kBf16Tall, kind, bf16_words(cols), to.rounded);
+  }
   const bool by_rows = !layout.in_runs || to.values || needs.sums16 || needs.sums32 || needs.coding != Coding::none;
   if (by_rows && rows * cols <= kWorthSharing)
     prepare_rows(0, rows, 0);

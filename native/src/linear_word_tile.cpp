@@ -1,5 +1,9 @@
 // Tiles of inputs in 16 bits: one of each kind that a format needs.
+#if defined(OCTAVO_VARIANT_AMX)
+#include "linear_int_registers.h"
+#else
 #include "linear_int_tile_body.h"
+#endif
 
 namespace octavo {
 

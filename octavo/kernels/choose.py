@@ -9,10 +9,12 @@ from octavo.kernels.cpu.structs import format_code
 from octavo.ops.weight import PackedWeight
 
 _ISA_REASON = {
-    "avx512": "the CPU has AVX-512 with VNNI",
+    "amx": "the CPU has AMX for bf16 and bytes, and the kernel lets this process use it",
+    "avx512": "the CPU has AVX-512 with VNNI, but no AMX that this process may use",
     "avx2_vnni": "the CPU has AVX2 and AVX-VNNI, but no AVX-512 with VNNI",
     "avx2": "the CPU has AVX2 and FMA, but neither AVX-VNNI nor AVX-512 with VNNI",
-    "neon": "the CPU is a 64-bit ARM",
+    "neon_dotprod": "the CPU is a 64-bit ARM with dot products of bytes",
+    "neon": "the CPU is a 64-bit ARM without dot products of bytes",
     "scalar": "the CPU has none of the vector extensions with a build of their own",
 }
 

@@ -10,8 +10,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
+from octavo.kernels.cpu import library as native_library
 from octavo.kernels.cpu.allocate import aligned_bytes
-from octavo.kernels.cpu.library import NativeLibrary, load_library, supported_isas
+from octavo.kernels.cpu.library import NativeLibrary, load_library, open_library
 from octavo.kernels.cpu.packer import NativePacker
 from octavo.kernels.cpu.structs import (
     Coding,
@@ -24,6 +25,7 @@ from octavo.kernels.cpu.structs import (
 )
 from octavo.kernels.cpu.team import ThreadTeam
 from octavo.ops.weight import PackedWeight, StoredTensor
+from tests.conformance.devices import ISAS, VARIANTS
 
 Floats = NDArray[np.float32]
 
@@ -35,7 +37,10 @@ HALVES = {
 BLOCK_FORMATS = tuple(HALVES)
 DENSE_FORMATS = ("f32", "f16", "bf16")
 FORMATS = DENSE_FORMATS + BLOCK_FORMATS
-ISAS = supported_isas()
+# Where there is no AMX its library emulates it, which is never chosen, but can be tested.
+AMX = ("amx",) if "avx512" in ISAS and (native_library.NATIVE_DIRECTORY / "liboctavo_amx.so").is_file() else ()
+DENSE_ISAS = ISAS + AMX
+CODED_ISAS = DENSE_ISAS + tuple(isa for isa in native_library.supported_isas() if isa in VARIANTS and isa not in AMX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,8 @@ class Machine:
 @contextmanager
 def machine_of(isa: str) -> Iterator[Machine]:
     """The library of one instruction set."""
-    library = load_library(isa)
+    supported = isa in native_library.supported_isas()
+    library = load_library(isa) if supported else open_library(native_library.NATIVE_DIRECTORY / f"liboctavo_{isa}.so")
     teams = tuple(ThreadTeam(library, threads) for threads in (1, 2, 3))
     yield Machine(library, teams)
     for team in teams:

@@ -2,15 +2,18 @@
 
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 
+from octavo.config.engine import ExecutionConfig
 from octavo.errors import CheckpointError, ConfigError
 from octavo.kernels.choose import kernel_choices
 from octavo.kernels.cpu import library as module
-from octavo.kernels.cpu.library import NATIVE_DIRECTORY, load_library, supported_isas
+from octavo.kernels.cpu.library import ISA_ORDER, NATIVE_DIRECTORY, load_library, supported_isas
 from octavo.kernels.cpu.packer import NativePacker
 from octavo.kernels.cpu.team import ThreadTeam
 from octavo.ops.conformance import FORMATS, stored
@@ -170,6 +173,14 @@ def test_choices_name_the_kernels_and_why(packer):
     assert [choice.what for choice in formats] == ["weights in q8_0", "weights in bf16"]
     assert "75%" in formats[0].reason
     assert "asked for" in kernel_choices(library(BEST), weights, forced=True)[0].reason
+
+
+def test_every_build_can_be_asked_for_and_has_a_reason():
+    asked = {*get_args(get_type_hints(ExecutionConfig)["isa"])}
+    assert asked == {"auto", *ISA_ORDER}
+    chosen = library(BEST)
+    reasons = {kernel_choices(replace(chosen, isa=isa), [], forced=False)[0].reason for isa in ISA_ORDER}
+    assert len(reasons) == len(ISA_ORDER)
 
 
 def _helpers():

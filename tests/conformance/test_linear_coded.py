@@ -12,9 +12,9 @@ from octavo.kernels.cpu.step import NativeStep
 from octavo.kernels.cpu.structs import Coding, Opcode
 from tests.conformance.matrices import (
     BLOCK_FORMATS,
+    CODED_ISAS,
     DENSE_FORMATS,
     HALVES,
-    ISAS,
     Floats,
     Machine,
     assert_close,
@@ -32,7 +32,7 @@ CODINGS = pytest.mark.parametrize("coding", list(SPAN))
 LEGACY = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "mxfp4")
 
 
-@pytest.fixture(scope="module", params=ISAS)
+@pytest.fixture(scope="module", params=CODED_ISAS)
 def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     with machine_of(request.param) as made:
         yield made

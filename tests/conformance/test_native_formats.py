@@ -11,9 +11,9 @@ from octavo.ops.weight import StoredTensor
 from tests.conformance.matrices import (
     BLOCK_FORMATS,
     DENSE_FORMATS,
+    DENSE_ISAS,
     FORMATS,
     HALVES,
-    ISAS,
     Machine,
     assert_close,
     buffer,
@@ -26,7 +26,7 @@ from tests.conformance.matrices import (
 )
 
 
-@pytest.fixture(scope="module", params=ISAS)
+@pytest.fixture(scope="module", params=DENSE_ISAS)
 def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     with machine_of(request.param) as made:
         yield made
@@ -34,7 +34,7 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 def test_there_is_a_library() -> None:
     """Without one, everything below would have no parameters and prove nothing."""
-    assert ISAS
+    assert DENSE_ISAS
 
 
 @pytest.mark.parametrize("format", FORMATS)

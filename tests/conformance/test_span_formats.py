@@ -9,7 +9,7 @@ from octavo.ops.weight import StoredTensor
 from octavo.quantization.format import FORMATS
 from octavo.quantization.gguf_blocks import dequantize, first_invalid_row
 from octavo.quantization.span_rows import in_order
-from tests.conformance.matrices import ISAS, buffer, inputs_of, linear, machine_of, run
+from tests.conformance.matrices import CODED_ISAS, buffer, inputs_of, linear, machine_of, run
 from tests.conformance.spans import SPAN_FORMATS, random_spans
 from tests.conformance.test_linear_coded import rounded
 
@@ -23,7 +23,7 @@ CODED = tuple(name for name in SOME if not name.startswith("e4m3"))
 DAMAGE = {"f16": 0x7C01, "bf16": 0x7F80, "f32": 0x7F800000, "shared": 0x7FC00000}
 
 
-@pytest.fixture(scope="module", params=ISAS)
+@pytest.fixture(scope="module", params=CODED_ISAS)
 def machine(request):
     with machine_of(request.param) as made:
         yield made

@@ -11,7 +11,7 @@ from octavo.errors import ConfigError
 # Written against this number of octavo_abi_version().
 ABI_VERSION = 9
 # Best first.
-ISA_ORDER = ("avx512", "avx2_vnni", "avx2", "neon", "scalar")
+ISA_ORDER = ("amx", "avx512", "avx2_vnni", "avx2", "neon_dotprod", "neon", "scalar")
 NATIVE_DIRECTORY = Path(__file__).parents[2] / "_native"
 
 _SCALARS: dict[str, type] = {
