@@ -75,14 +75,6 @@ class Parameters:
         tensors = tuple(self._vector_tensor(tensor) for tensor in plan.tensors)
         return replace(plan, tensors=tensors).read()
 
-    def has_vector(self, name: str) -> bool:
-        """Whether the model has it."""
-        return name in self._vectors
-
-    def matrix_plan(self, name: str) -> MatrixPlan:
-        """Where a matrix comes from."""
-        return self._matrices[name]
-
     def tensors_of(self, name: str) -> list[str]:
         """The file's tensors that a matrix is stacked of, in order."""
         return list(dict.fromkeys(part.tensor.name for part in self._matrices[name].slices))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from octavo.quantization.integers import Coded, Floats, Grid, encode, fit, nearest_values, read, round_to_nearest
+from octavo.quantization.integers import Coded, Floats, Grid, encode, fit_by, nearest_values, read, round_to_nearest
 
 _STEPS = 20  # of the exponent, from 0 on
 _LEAST = np.float32(1e-4)
@@ -59,18 +59,11 @@ def round_clipped(grid: Grid, weight: Floats, inputs: Floats | None) -> Coded:
     groups = weight.reshape(out, -1, size)
     sample = inputs.reshape(len(inputs), -1, size).swapaxes(0, 1)  # [groups, rows, size]
     moments = sample.swapaxes(1, 2) @ sample
-    best: tuple[Floats, Floats] | None = None
-    least: Floats | None = None
-    for share in _CLIPS:
-        scale, zero = fit(grid, groups, (share,))
+
+    def error_of(scale: Floats, zero: Floats) -> Floats:
         off = (read(encode(grid, groups, scale, zero), scale, zero) - groups).swapaxes(0, 1)
-        error = ((off @ moments) * off).sum(axis=-1).T
-        if best is None or least is None:
-            best, least = (scale, zero), error
-            continue
-        better = error < least
-        best = (np.where(better, scale, best[0]), np.where(better, zero, best[1]))
-        least = np.where(better, error, least)
-    assert best is not None, "at least one share is tried"
-    codes = encode(grid, groups, *best).astype(np.uint8).reshape(out, columns)
-    return Coded(codes, *best, (np.arange(columns) // size).astype(np.int32))
+        return ((off @ moments) * off).sum(axis=-1).T
+
+    scale, zero = fit_by(grid, groups, _CLIPS, error_of)
+    codes = encode(grid, groups, scale, zero).astype(np.uint8).reshape(out, columns)
+    return Coded(codes, scale, zero, (np.arange(columns) // size).astype(np.int32))

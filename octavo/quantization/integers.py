@@ -4,6 +4,7 @@ A weight is (code - zero) * scale, codes from 0 to 2^bits - 1; symmetric grids h
 rounded to float16 before anything is coded with them, because files hold them so.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,22 +63,29 @@ def fit(
     Args:
         weights: of the squared errors, broadcast over groups; None: all alike.
     """
-    best: tuple[Floats, Floats] | None = None
-    least: Floats | None = None
-    for share in shares:
-        scale, zero = _of_range(grid, groups, np.float32(share))
-        if len(shares) == 1:
-            return scale, zero
+    if len(shares) == 1:
+        return _of_range(grid, groups, np.float32(shares[0]))
+
+    def error_of(scale: Floats, zero: Floats) -> Floats:
         square = np.square(read(encode(grid, groups, scale, zero), scale, zero) - groups)
-        error = (square if weights is None else square * weights).sum(axis=-1)
-        if best is None or least is None:
-            best, least = (scale, zero), error
-            continue
+        return (square if weights is None else square * weights).sum(axis=-1)
+
+    return fit_by(grid, groups, shares, error_of)
+
+
+def fit_by(
+    grid: Grid, groups: Floats, shares: Sequence[float], error_of: Callable[[Floats, Floats], Floats]
+) -> tuple[Floats, Floats]:
+    """Likewise, by a measure of one's own: `error_of` takes scale and zero and returns errors, all [...]."""
+    scale, zero = _of_range(grid, groups, np.float32(shares[0]))
+    least = error_of(scale, zero)
+    for share in shares[1:]:
+        other_scale, other_zero = _of_range(grid, groups, np.float32(share))
+        error = error_of(other_scale, other_zero)
         better = error < least
-        best = (np.where(better, scale, best[0]), np.where(better, zero, best[1]))
+        scale, zero = np.where(better, other_scale, scale), np.where(better, other_zero, zero)
         least = np.where(better, error, least)
-    assert best is not None, "at least one share is tried"
-    return best
+    return scale, zero
 
 
 def encode(grid: Grid, groups: Floats, scale: Floats, zero: Floats) -> Floats:

@@ -11,7 +11,6 @@ from octavo.quantization.integers import Coded
 
 Words = NDArray[np.int32]
 Small = NDArray[np.uint8]
-Half = NDArray[np.float16]
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column whose code is at bits 4 i
 
