@@ -51,7 +51,8 @@ def is_pooled(config: Mapping[str, Any], spec: DecoderSpec, directory: Path, wis
         return False
     if wish.runner == "pooling" or wish.convert in _CONVERTED or spec.head is None or other_head:
         return True
-    return name.endswith("Model") or (directory / "modules.json").is_file()
+    bare = name.endswith("Model") and not name.endswith("LMHeadModel")  # as GPT-2 calls the one that generates
+    return bare or (directory / "modules.json").is_file()
 
 
 def pooled_model(

@@ -172,6 +172,12 @@ def test_a_model_becomes_what_its_files_say(qwen: tuple[Path, Any], tmp_path: Pa
         assert len(llm.generate(TEXTS[0], **QUIET)[0].outputs[0].token_ids) > 0
 
 
+def test_a_model_with_a_language_models_head_generates(tmp_path: Path) -> None:
+    save(make_decoder("GPT2Config", "GPT2LMHeadModel", n_embd=48, n_layer=2, n_head=3, n_positions=128), tmp_path)
+    with open_llm(tmp_path, max_model_len=64) as llm:
+        assert len(llm.generate(TEXTS[0], **QUIET)[0].outputs[0].token_ids) > 0
+
+
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
