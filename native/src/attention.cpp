@@ -1,10 +1,10 @@
 // Paged attention. A task is some rows and one kv head, so the keys and values it loads serve all query heads of the
 // group, and all sequences that have them in common.
 //
-// What a row computes depends on its own position (and the context's length, where keys behind it are seen): keys are taken in parts of kPart, counted from position 0; a
-// part is summed on its own and parts are joined in order. So a long context may be cut over threads at parts, a part
-// may be summed together with that of other sequences, and the tiles, the batch and the size of cache blocks leave no
-// trace in the bits.
+// What a row computes depends on its own position (and the context's length, where keys behind it are seen): keys are
+// taken in parts of kPart, counted from position 0; a part is summed on its own and parts are joined in order. So a
+// long context may be cut over threads at parts, a part may be summed together with that of other sequences, and the
+// tiles, the batch and the size of cache blocks leave no trace in the bits.
 #include "attention_plan.h"
 #include "attention_work.h"
 
