@@ -38,8 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[0] not in COMMANDS:
         near = difflib.get_close_matches(words[0], COMMANDS, n=1)
         return fail(f"no command '{words[0]}'", f"did you mean '{near[0]}'?" if near else "octavo --help lists them", 2)
-    run: Callable[[Sequence[str]], int] = import_module(COMMANDS[words[0]][0]).run
-    return guarded(lambda: run(words[1:]))
+
+    def run() -> int:
+        command: Callable[[Sequence[str]], int] = import_module(COMMANDS[words[0]][0]).run
+        return command(words[1:])
+
+    return guarded(run)  # Ctrl-C while modules load is one, too
 
 
 def guarded(run: Callable[[], int]) -> int:

@@ -28,6 +28,19 @@ if TYPE_CHECKING:
 # Of matrices or layers, which differ in what they cost: no rate.
 _BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {remaining} to go{postfix}]"
 _METHODS = ("awq", "gptq", "int8", "fp8", "gguf")
+# Flags that not every method has.
+_METHODS_WITH = {
+    "type": ("gguf",),
+    "bits": ("awq", "gptq"),
+    "group_size": ("awq", "gptq"),
+    "symmetric": ("awq", "gptq"),
+    "act_order": ("gptq",),
+    "damp": ("gptq",),
+    "alpha": ("int8",),
+    "keep": ("awq", "gptq", "int8", "fp8"),
+    "no_calibration": ("gguf",),
+    "max_shard_size": ("awq", "gptq", "int8", "fp8"),
+}
 _TEXT = """
 methods
   awq    4 bits; input channels are scaled so that the largest activations lose least (arXiv:2306.00978)
@@ -49,7 +62,8 @@ examples
 
 def run(arguments: Sequence[str]) -> int:
     """Round, write, measure and report."""
-    parsed = _parser().parse_args(arguments)
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
     if parsed.model is None:
         raise ConfigError("which model? octavo quantize MODEL --method METHOD --output DIR")
     for name in ("method", "output"):
@@ -57,8 +71,24 @@ def run(arguments: Sequence[str]) -> int:
             raise ConfigError(f"--{name} is missing: octavo quantize MODEL --method METHOD --output DIR")
     if parsed.samples < 1 or parsed.length < 16:
         raise ConfigError("--samples must be at least 1 and --length at least 16")
+    _refuse_foreign(parsed, parser)
     with _interruptible():
         return _quantize(parsed)
+
+
+def _refuse_foreign(parsed: argparse.Namespace, parser: Parser) -> None:
+    """No flag is passed over in silence.
+
+    Raises:
+        ConfigError: one was given that this method has no use for.
+    """
+    for name, methods in _METHODS_WITH.items():
+        if parsed.method not in methods and getattr(parsed, name) != parser.get_default(name):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} is of {' and '.join(methods)}; {parsed.method} has no use for it"
+            )
+    if parsed.group_size is not None and parsed.group_size < 1 and parsed.group_size != -1:
+        raise ConfigError(f"--group-size {parsed.group_size}: a positive number is needed, or -1 for whole rows")
 
 
 def _parser() -> Parser:

@@ -13,13 +13,15 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, UserError
 from octavo.text.tokenizer import Tokenizer
 
 _DEFAULT = Path(__file__).parents[1] / "quantization" / "calibration.txt"
 _MAX_BYTES = 64 << 20  # of a file: what is beyond is not read
 _HELD_OUT = 8  # windows at most; never more than one in eight
-_CHARACTERS = 16  # of a text for each token that is needed: more is not tokenized, which takes 150 bytes a character
+# Of a text, so many characters for each token that is needed, and at least so many, are tokenized: that takes 150 bytes
+# a character.
+_CHARACTERS, _LEAST_CHARACTERS = 16, 1 << 20
 
 Render = Callable[[Sequence[Mapping[str, Any]]], str]
 
@@ -61,7 +63,8 @@ def cut(texts: Sequence[str], tokenizer: Tokenizer, samples: int, length: int) -
         ConfigError: the texts are too short.
     """
     tokens: list[int] = []
-    for text in _excerpts(texts, (samples + _HELD_OUT) * length * _CHARACTERS, length * _CHARACTERS):
+    characters = max((samples + _HELD_OUT) * length * _CHARACTERS, _LEAST_CHARACTERS)
+    for text in _excerpts(texts, characters, length * _CHARACTERS):
         tokens += tokenizer.encode(text, add_special_tokens=False)
         if len(texts) > 1 and tokenizer.eos_token_ids:
             tokens.append(tokenizer.eos_token_ids[0])
@@ -103,8 +106,16 @@ def _document(path: Path, number: int, line: str, render: Render | None) -> str:
     if isinstance(messages, list):
         if render is None:
             raise ConfigError(f"--calibration {path}: line {number} has messages, and the model no chat template")
-        return render(cast(list[dict[str, Any]], messages))
+        try:
+            return _whole(render(cast(list[dict[str, Any]], messages)))
+        except UserError as error:
+            raise ConfigError(f"--calibration {path}: line {number}: {error}") from None
     found = [fields[key] for key in ("text", "prompt", "completion") if isinstance(fields.get(key), str)]
     if not found:
         raise ConfigError(f'--calibration {path}: line {number} has no "text", "prompt" or "messages"')
-    return "".join(found)
+    return _whole("".join(found))
+
+
+def _whole(text: str) -> str:
+    """Halves of surrogate pairs, which JSON may have and tokenizers refuse, as question marks."""
+    return text.encode("utf-8", "replace").decode()

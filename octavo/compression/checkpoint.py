@@ -18,7 +18,7 @@ from octavo.compression.parameters import Parameters, as_format
 from octavo.compression.schemes import Module, Scheme
 from octavo.compression.statistics import InputStatistics
 from octavo.compression.tapped_ops import Heard
-from octavo.errors import UnsupportedError
+from octavo.errors import ConfigError, UnsupportedError
 from octavo.model.checkpoint.safetensors_writer import INDEX, SafetensorsWriter
 from octavo.model.source import ModelSource
 from octavo.quantization.format import FORMATS
@@ -63,7 +63,7 @@ class CheckpointRounder:
         keep: Sequence[str] = (),
     ) -> None:
         self._source, self._parameters, self._runner, self._scheme = source, parameters, runner, scheme
-        self._keep = tuple(keep)
+        self._keep, self._kept = tuple(keep), set[str]()
         self._widths = {plan.name: plan.columns for plan in parameters.plan.matrices}
         self._outcome = Outcome()
         self._chosen = self._choose()
@@ -107,6 +107,7 @@ class CheckpointRounder:
 
         Raises:
             UnsupportedError: there are none.
+            ConfigError: a pattern of what is kept fits none.
         """
         chosen: set[str] = set()
         for plan in self._parameters.plan.matrices:
@@ -116,6 +117,10 @@ class CheckpointRounder:
                     self._outcome.note(reason)
                 else:
                     chosen.add(plan.name)
+        unknown = [pattern for pattern in self._keep if pattern not in self._kept]
+        if unknown:
+            some = _module(next(iter(self._parameters.plan.matrices)).slices[0].tensor.name)
+            raise ConfigError(f"--keep {unknown[0]} fits no module of the layers; they are called as in {some}")
         if not chosen:
             reasons = "; ".join(self._outcome.notes) or "the model has no layers"
             raise UnsupportedError(f"{self._scheme.name} has nothing to round here: {reasons}")
@@ -130,7 +135,9 @@ class CheckpointRounder:
                 return "matrices that are used by head stay as they are"
             if self._parameters.is_turned(tensor) and not self._scheme.turned:
                 return f"this family stores its matrices turned, which {self._scheme.name} cannot express"
-            if any(fnmatchcase(_module(tensor), pattern) for pattern in self._keep):
+            kept = {pattern for pattern in self._keep if fnmatchcase(_module(tensor), pattern)}
+            if kept:
+                self._kept |= kept
                 return "kept as asked"
             rows, columns = stored.shape[:: -1 if self._parameters.is_turned(tensor) else 1]
             misfit = self._scheme.misfit(rows, columns)

@@ -10,7 +10,7 @@ import numpy as np
 from octavo.compression.checkpoint import Outcome, Progress
 from octavo.compression.gguf_metadata import Metadata, rope_factors, same_decoder, shape_metadata
 from octavo.compression.layer_runner import LayerRunner
-from octavo.compression.parameters import Parameters, as_format
+from octavo.compression.parameters import Parameters, as_format, readable
 from octavo.compression.statistics import InputStatistics, Wanted
 from octavo.errors import ConfigError, UnsupportedError
 from octavo.model.assembly import HeadPart, Part, assemble
@@ -186,7 +186,8 @@ class GgufExport:
             return
         for values in self._rows(planned):
             if FORMATS[planned.info.format].role == "block":
-                yield round_matrix(planned.info.format, values, importance)
+                data = round_matrix(planned.info.format, values, importance)
+                yield readable(planned.info.name, planned.info.format, data, values.shape)
             else:
                 yield as_format(values, planned.info.format)
 

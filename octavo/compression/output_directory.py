@@ -4,6 +4,7 @@ Everything is written beside the place it will have, and moved there when comple
 nothing behind. What is killed cannot tidy up: the next run for that place does, and knows by a lock that nobody writes.
 """
 
+import errno
 import fcntl
 import os
 import shutil
@@ -16,6 +17,7 @@ from octavo.config.values import format_size
 from octavo.errors import ConfigError
 
 _SPARE = 64 << 20  # bytes of the disk that stay free
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REPORT = "report.json"  # what every complete directory has
 
 
@@ -28,7 +30,7 @@ def output_directory(target: Path, overwrite: bool, needed: int) -> Iterator[Pat
         needed: bytes that will be written, about.
 
     Raises:
-        ConfigError: it is there already, is no directory, cannot be made, or the disk has too little room.
+        ConfigError: it is there already, is no directory, cannot be made, or the disk is too full, or becomes so.
     """
     target = Path(os.path.abspath(target))
     check_target(target, overwrite)
@@ -48,8 +50,11 @@ def output_directory(target: Path, overwrite: bool, needed: int) -> Iterator[Pat
     try:
         yield partial
         _publish(partial, target)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno in _FULL:
+            said = f"{error.strerror} after a part of about {format_size(needed)}; nothing was left there"
+            raise ConfigError(f"--output {target}: {said}") from None
         raise
     finally:
         if lock is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.errors import CheckpointError, UnsupportedError
 from octavo.model.source import ModelSource
 from octavo.model.weight_plan import LoadPlan, MatrixPlan, VectorPlan, plan_load
 from octavo.ops.weight import StoredTensor
@@ -17,6 +18,8 @@ from octavo.quantization.format import FORMATS
 from octavo.quantization.gguf_blocks import bf16_from_f32, dequantize
 
 Floats = NDArray[np.float32]
+
+_TOO_LARGE = "the float16 scales of this method; int8 and fp8 have larger ones, and --keep leaves modules as they are"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class Parameters:
         if tensor in self._changed:
             return self._changed[tensor]
         stored = self._source.tensors[tensor]
-        values = dequantize(stored.format, stored.data, stored.shape)
+        values = finite(tensor, dequantize(stored.format, stored.data, stored.shape))
         return np.ascontiguousarray(values.T) if tensor in self._turned else values
 
     def is_turned(self, tensor: str) -> bool:
@@ -97,7 +100,13 @@ class Parameters:
         return tensor in self._turned
 
     def change(self, tensor: str, values: Floats) -> None:
-        """Take other values for a tensor, in the orientation of `stored`."""
+        """Take other values for a tensor, in the orientation of `stored`.
+
+        Raises:
+            UnsupportedError: they are no numbers, because a scale has become too large for its type.
+        """
+        if not np.isfinite(values).all():
+            raise UnsupportedError(f"{tensor}: its numbers are too large for {_TOO_LARGE}")
         self._changed[tensor] = np.ascontiguousarray(values, np.float32)
 
     def forget(self, tensors: Sequence[str]) -> None:
@@ -136,7 +145,7 @@ class Parameters:
             stored = StoredTensor(part.tensor.name, "f32", values.shape, values.reshape(-1).view(np.uint8))
             part = replace(part, tensor=stored, source=replace(part.source, transpose=False), format="f32")
         read = part.read()
-        values = dequantize(read.format, read.data, read.shape)
+        values = finite(plan.slices[index].tensor.name, dequantize(read.format, read.data, read.shape))
         self._source.release(plan.slices[index].tensor)
         return values
 
@@ -163,6 +172,28 @@ class Parameters:
                 values[piece.rows[begin - at : end - at]] *= own.reshape(-1, *(1,) * (values.ndim - 1))
                 self.change(piece.tensor, values)
             at += len(piece.rows)
+
+
+def finite(tensor: str, values: Floats) -> Floats:
+    """The values of a model's tensor.
+
+    Raises:
+        CheckpointError: one is none; rounded, it would look like a number, or spoil those that share its scale.
+    """
+    if not np.isfinite(values).all():
+        raise CheckpointError(f"{tensor} holds a NaN or an infinity; the file is damaged, download it again")
+    return values
+
+
+def readable(tensor: str, format: str, data: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Rounded values as a file will have them.
+
+    Raises:
+        UnsupportedError: nobody could read them, because a scale is too large for its type.
+    """
+    if not np.isfinite(dequantize(format, data, shape)).all():
+        raise UnsupportedError(f"{tensor}: its numbers are too large for {_TOO_LARGE}")
+    return data
 
 
 def _vector_pieces(plan: VectorPlan) -> list[Piece]:

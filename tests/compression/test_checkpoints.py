@@ -2,11 +2,13 @@
 
 import itertools
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from octavo.cli.main import main
 from octavo.compression.parameters import Parameters
@@ -206,6 +208,40 @@ def test_what_is_refused(llama, tmp_path, capsys):
     for odd in (48, 7):
         with pytest.raises(UnsupportedError, match="groups of"):
             Rounding(source, QuantizeOptions("awq", group_size=odd)).prepare(*_text(source))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("int8", "--group-size", "32"), "--group-size is of awq and gptq; int8"),
+        (("awq", "--act-order"), "--act-order is of gptq"),
+        (("gguf", "--keep", "*"), "--keep is of"),
+        (("gptq", "--no-calibration"), "--no-calibration is of gguf"),
+        (("gptq", "--group-size", "0"), "--group-size 0: a positive number"),
+        (("fp8", "--keep", "*.nowhere"), r"--keep *.nowhere fits no module"),
+    ],
+)
+def test_no_flag_is_passed_over(flags, words, llama, tmp_path, capsys):
+    assert quantize(llama, tmp_path / "out", *flags, "--no-measure") == 2
+    assert words in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("flags", [("awq",), ("gptq",), ("int8",), ("fp8",), ("gguf",), ("gguf", "--type", "Q8_0")])
+def test_damaged_and_huge_numbers_are_not_rounded_away(flags, llama, tmp_path, capsys):
+    """A NaN would become some number in whole numbers and 8-bit floats; a scale beyond float16 would be an infinity."""
+    model = tmp_path / "model"
+    shutil.copytree(llama, model)
+    tensors = load_file(model / "model.safetensors")
+    weight = tensors["model.layers.1.mlp.down_proj.weight"]
+    for value, words in ((float("nan"), "down_proj.weight holds a NaN"), (3e38, "too large for the float16 scales")):
+        weight[3, 5] = value
+        save_file(tensors, model / "model.safetensors", {"format": "pt"})
+        if value == 3e38 and flags[0] in ("int8", "fp8"):
+            continue  # which have scales in the model's own type
+        assert quantize(model, tmp_path / "out", *flags, "--no-measure") in (1, 2)
+        assert words in capsys.readouterr().err
+        assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def _text(source):
