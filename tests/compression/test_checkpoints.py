@@ -137,7 +137,7 @@ def test_scaled_models_still_answer_alike(name, tmp_path):
     with torch.inference_mode():
         one, other = wanted(ids).logits[0], back(ids).logits[0]
     error = (one - other).square().mean().sqrt() / one.std()
-    assert error < {"awq": 0.5, "int8": 0.03}[name]  # 4 bits of random weights alone lose a third
+    assert error < {"awq": 0.35, "int8": 0.03}[name]
 
 
 def test_configurations(llama, tmp_path):
