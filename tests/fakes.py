@@ -45,8 +45,11 @@ def request(
 # --- executor --------------------------------------------------------------------------------------------------------
 
 
+_WORD = (1 << 64) - 1  # seeds go up to it
+
+
 def _mix(*values: int) -> int:
-    return crc32(b"".join(value.to_bytes(8, "little", signed=True) for value in values))
+    return crc32(b"".join((value & _WORD).to_bytes(8, "little") for value in values))
 
 
 def scores(view: Sequence[int], vocab: int) -> list[float]:

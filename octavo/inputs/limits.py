@@ -50,8 +50,11 @@ class InputLimits:
     max_n: int = 1024
     shorten_output: bool = False
 
-    def check_prompt(self, ids: Sequence[int]) -> None:
+    def check_prompt(self, ids: Sequence[int], output: int | None = None) -> None:
         """Not empty, room for one token of output, every id in the vocabulary.
+
+        Args:
+            output: tokens that are asked for, as the error tells; None is what there is room for.
 
         Raises:
             InvalidRequestError: otherwise; PromptTooLongError names both lengths.
@@ -59,7 +62,7 @@ class InputLimits:
         if not ids:
             raise InvalidRequestError("the prompt is empty: it has no tokens", "prompt")
         if len(ids) >= self.max_model_len:
-            raise self.too_long(str(len(ids)), 1)
+            raise self.too_long(str(len(ids)), output or 1)
         self.check_ids_in_vocabulary(ids)
 
     def check_ids_in_vocabulary(self, ids: Sequence[int]) -> None:

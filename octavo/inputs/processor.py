@@ -134,7 +134,7 @@ class InputProcessor:
         limits = self.limits
         limits.check_params(checked)
         ids = read.ids if read.ids is not None else self.tokenize(read.text or "", add_special_tokens)
-        limits.check_prompt(ids)
+        limits.check_prompt(ids, checked.max_tokens)
         max_tokens = limits.output_length(len(ids), checked)
         sampling, stopping = self._sampling(checked), self._stopping(checked, max_tokens)
         limits.check_drawable(sampling, stopping)

@@ -5,6 +5,7 @@ import pytest
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from octavo.errors import CheckpointError, UnsupportedError
 from octavo.model.families.reader import ConfigReader
 from octavo.model.families.rope import read_rope
 from octavo.model.rope import inverse_frequencies, rope_tables
@@ -55,6 +56,32 @@ def test_scaled_frequencies_are_those_of_transformers(name, old_spelling):
     frequencies, own_factor = inverse_frequencies(spec)
     np.testing.assert_allclose(frequencies, expected.numpy(), rtol=2e-6)
     assert own_factor == pytest.approx(factor)
+
+
+def scaling_of(**section):
+    return read_rope(ConfigReader({**SIZES, "rope_scaling": section}), 64).scaling
+
+
+def test_both_spellings_of_the_kind_at_once():
+    assert scaling_of(rope_type="linear", type="linear", factor=2.0) == scaling_of(type="linear", factor=2.0)
+    assert scaling_of(rope_type="default", type="mrope") is None  # as multimodal checkpoints have it
+    with pytest.raises(CheckpointError, match=r"rope_type 'linear' and type 'yarn'"):
+        scaling_of(rope_type="linear", type="yarn", factor=2.0)
+
+
+def test_a_scaling_is_never_passed_over():
+    assert read_rope(ConfigReader({**SIZES, "rope_scaling": None}), 64).scaling is None
+    assert scaling_of(rope_type="default") is None
+    for kind in ("x", "dynamic"):
+        with pytest.raises(UnsupportedError, match=f"rope scaling '{kind}'"):
+            scaling_of(type=kind, factor=2.0)
+    with pytest.raises(CheckpointError, match="factor"):
+        scaling_of(type="linear")
+
+
+def test_yarn_without_its_original_length_takes_the_models():
+    bare = scaling_of(type="yarn", factor=4.0)
+    assert bare == scaling_of(type="yarn", factor=4.0, original_max_position_embeddings=8192)
 
 
 def test_tables_are_cos_and_sin_in_float64_rounded_once():

@@ -1,7 +1,12 @@
-"""Reported failures that show on a real model: scores that depend on the cache, tiny temperatures, equal samples, and
-what a preemption loses."""
+"""Reported failures that show on a real model: scores that depend on the cache, tiny temperatures, equal samples, what
+a preemption loses, and scripts that do not end."""
 
 import math
+import os
+import subprocess
+import sys
+import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +100,47 @@ def test_a_preemption_loses_and_doubles_nothing(llm: LLM, weight_cache: Path) ->
         stats = tight.llm_engine.engine.client.stats()
         assert stats.preemptions > 0
         assert stats.used_blocks == 0
+
+
+# --- processes ------------------------------------------------------------------------------------------------------
+
+_BUILD = """
+import os, sys
+from octavo import LLM, SamplingParams
+def built():
+    return LLM(max_model_len=64, max_num_seqs=1, weight_cache_dir=sys.argv[1])
+def say(llm):
+    params = SamplingParams(temperature=0, max_tokens=4)
+    print(llm.generate("The capital of France is", params, use_tqdm=False)[0].outputs[0].token_ids, flush=True)
+"""
+SCRIPTS = {
+    "falls off its end with two models": "one, two = built(), built()\nsay(one)\nsay(two)\n",
+    "raises": "llm = built()\nsay(llm)\nraise RuntimeError('after all')\n",
+    "one core": "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nllm = built()\nsay(llm)\n",
+}
+
+
+def test_scripts_that_start_at_once_end_by_themselves_with_the_same_answer(weight_cache: Path, llm: LLM) -> None:
+    (wanted,) = llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
+    running = {
+        name: subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", _BUILD + textwrap.dedent(script), str(weight_cache)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "64"},
+        )
+        for name, script in SCRIPTS.items()
+    }
+    begun = time.monotonic()
+    for name, process in running.items():
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == (1 if name == "raises" else 0), err
+        assert ("after all" in err) == (name == "raises")
+        said = out.splitlines()
+        assert set(said) == {str(list(wanted.outputs[0].token_ids))}, name
+        assert len(said) == (2 if "two" in name else 1)
+    assert time.monotonic() - begun < 120
 
 
 @pytest.mark.parametrize("prompt", ["", [], [[]], [""], {"prompt": ""}])

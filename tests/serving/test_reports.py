@@ -110,6 +110,29 @@ def test_a_bias_beyond_the_range_is_brought_into_it_and_told(server: RunningServ
     assert "logit_bias of token 81" in wide["warnings"][0]
 
 
+# --- prompts against the context ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("asked", [None, 1, 2, 100])
+@pytest.mark.parametrize("length", [CONTEXT - 2, CONTEXT - 1, CONTEXT, CONTEXT + 1, 8000])
+def test_at_the_edge_of_the_context(server: RunningServer, length: int, asked: int | None, stream: bool) -> None:
+    body = {"prompt": [65] * length, "ignore_eos": True, "stream": stream} | ({"max_tokens": asked} if asked else {})
+    body |= {"stream_options": {"include_usage": True}} if stream else {}
+    answer = post(server, TEXT, body)
+    left = CONTEXT - length
+    if left < (asked or 1):
+        message = answer.json()["error"]["message"]  # a status and an object, also of a stream
+        assert answer.status_code == 400
+        assert f"maximum context length is {CONTEXT}" in message
+        assert f"{length} tokens" in message
+        assert f"and {asked or 1} more" in message
+        return
+    assert answer.status_code == 200
+    usage = answer.json()["usage"] if not stream else json.loads(answer.text.split("\n\n")[-3][6:])["usage"]
+    assert usage["completion_tokens"] == (asked or min(16, left))
+
+
 # --- several prompts ------------------------------------------------------------------------------------------------
 
 
@@ -153,6 +176,51 @@ def test_usage_comes_in_one_last_chunk_and_only_when_asked_for(
         assert [told[0]["usage"][name] for name in counts] == [whole[name] for name in counts]
     refused = post(server, path, body | {"stream": False, "stream_options": {"include_usage": True}})
     assert refused.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("limits", "tokens"),
+    [
+        ({"max_completion_tokens": 3}, 3),
+        ({"max_completion_tokens": 3, "max_tokens": 9}, 3),
+        ({"max_completion_tokens": 9, "max_tokens": 3}, 9),
+    ],
+)
+def test_the_newer_name_of_the_limit_counts(server: RunningServer, limits: dict[str, int], tokens: int) -> None:
+    body = {"messages": HI["messages"], "ignore_eos": True, **limits}
+    answer = post(server, CHAT, body).json()
+    assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (tokens, "length")
+    for wrong in (0, -1, "3"):
+        assert post(server, CHAT, body | {"max_completion_tokens": wrong}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("field", "fine", "wrong"),
+    [
+        ("top_k", (0, -1, 999_999, 1), (-2, 1.5)),
+        ("top_p", (1e-9, 1), (0, 1.0001, -0.1)),
+        ("min_p", (0, 1), (1.1, -0.1)),
+        ("temperature", (5e-324, 1e-12, 0), (-1, float("nan"), float("inf"))),
+    ],
+)
+def test_edges_of_sampling_parameters(
+    server: RunningServer, field: str, fine: tuple[float, ...], wrong: tuple[float, ...]
+) -> None:
+    for value in fine:
+        assert post(server, TEXT, PLAIN | {"temperature": 1, "seed": 1, field: value}).status_code == 200, value
+    for value in wrong:
+        refused = HTTP.post(server.url + TEXT, content=json.dumps(PLAIN | {field: value}))
+        assert refused.status_code == 400, value
+    least = [post(server, TEXT, PLAIN | {"seed": 1, **part}).json()["choices"][0]["text"] for part in ONE_LEFT]
+    assert len(set(least)) == 1  # nothing was widened
+
+
+ONE_LEFT: list[dict[str, float]] = [
+    {"temperature": 0},
+    {"temperature": 1, "top_k": 1},
+    {"temperature": 1e-12},
+    {"temperature": 5e-324},
+]
 
 
 # --- bodies ---------------------------------------------------------------------------------------------------------
@@ -277,6 +345,39 @@ def test_a_failure_is_never_a_clean_end(path: str, body: dict[str, object], fail
         assert set(ends) <= {None}
 
 
+def test_a_stream_that_is_refused_is_a_status_and_its_connection_is_free(server: RunningServer) -> None:
+    with httpx.Client(trust_env=False, timeout=20) as client:
+        for _ in range(2):
+            assert client.post(server.url + CHAT, json=HI | {"n": 0, "stream": True}).status_code == 400
+        assert client.post(server.url + CHAT, json=HI).status_code == 200
+
+
+# --- a pool that is too small ---------------------------------------------------------------------------------------
+
+
+def test_a_request_larger_than_the_pool_blocks_nobody() -> None:
+    with scheduled(blocks=9, context=512) as small:  # one block is nobody's
+
+        def asked(length: int, tokens: int) -> httpx.Response:
+            return post(small, TEXT, {"prompt": [65] * length, "max_tokens": tokens, "ignore_eos": True})
+
+        begun = time.monotonic()
+        refused = asked(200, 8)
+        assert refused.status_code in (400, 503), refused.text
+        assert "200" in refused.json()["error"]["message"]
+        assert asked(8, 8).json()["usage"]["completion_tokens"] == 8
+        grown = asked(100, 400)  # alone, and it outgrows the pool
+        if grown.status_code == 200:
+            assert grown.json()["choices"][0]["finish_reason"] == "length"
+        else:
+            assert "400" in grown.json()["error"]["message"]
+        with ThreadPoolExecutor(2) as pool:
+            both = [pool.submit(asked, 60, 60) for _ in range(2)]
+            assert [one.result().json()["usage"]["completion_tokens"] for one in both] == [60, 60]
+        assert time.monotonic() - begun < 10.0
+        check_up(small, answer_of(small))
+
+
 # --- many at once, and for long -------------------------------------------------------------------------------------
 
 
@@ -298,3 +399,25 @@ def test_threads_that_tokenize_in_every_way_get_what_they_get_alone(server: Runn
     alone = [ask(number) for number in range(len(calls))]
     with ThreadPoolExecutor(16) as pool:
         assert list(pool.map(ask, range(240))) == alone * 40
+
+
+def test_what_is_kept_of_requests_that_are_over_is_bounded(server: RunningServer) -> None:
+    def sizes() -> list[int]:
+        engine = server.state.engine
+        found = [vars(engine), vars(engine._outputs), vars(server.state.inputs)]
+        return [len(value) for part in found for value in part.values() if isinstance(value, (dict, list, set))]
+
+    def flood(first: int) -> None:
+        for number in range(first, first + 60):
+            prompt = [(number * 7 + i * i) % 120 + 3 for i in range(40)]
+            assert post(server, TEXT, {"prompt": prompt, "max_tokens": 1, "user": f"u{number}"}).status_code == 200
+            with HTTP.stream("POST", server.url + TEXT, json=PLAIN | {"stream": True, "max_tokens": 300}) as stream:
+                next(stream.iter_lines())
+        with until(lambda: server.state.engine.live == 0):
+            pass
+
+    flood(0)
+    before, series = sizes(), HTTP.get(server.url + "/metrics").text.count("\n")
+    flood(60)
+    assert sizes() == before
+    assert HTTP.get(server.url + "/metrics").text.count("\n") == series

@@ -175,6 +175,26 @@ def test_hostile_forms_are_refused_and_disturb_nobody(client: openai.OpenAI, com
     assert HTTP.post(command.url + "/v1/completions", json=PLAIN).json()["choices"] == before
 
 
+@pytest.mark.parametrize("max_tokens", [0, 3])
+def test_echoed_tokens_join_to_the_text(command: Command, max_tokens: int) -> None:
+    prompt = "\n1. Ada has 20 caf\u00e9s"
+    body = {"prompt": prompt, "max_tokens": max_tokens, "echo": True, "logprobs": 1, "temperature": 0}
+    answer = HTTP.post(command.url + "/v1/completions", json=body).json()
+    (choice,) = answer["choices"]
+    lists = choice["logprobs"]
+    assert choice["text"].startswith(prompt)
+    assert (choice["text"] == prompt) == (max_tokens == 0)
+    assert "".join(lists["tokens"]) == choice["text"]
+    offsets = [len("".join(lists["tokens"][:place])) for place in range(len(lists["tokens"]))]
+    assert lists["text_offset"] == offsets
+    assert lists["token_logprobs"][0] is None
+    assert all(value <= 0 for value in lists["token_logprobs"][1:])
+    assert len(lists["tokens"]) == answer["usage"]["prompt_tokens"] + max_tokens
+    assert answer["usage"]["completion_tokens"] == max_tokens
+    chat = HTTP.post(command.url + "/v1/chat/completions", json={"messages": QUESTION, "max_tokens": 0})
+    assert chat.status_code == 400
+
+
 def test_logprobs_of_a_stream_are_those_of_the_whole(command: Command) -> None:
     for path, body, top in (
         ("/v1/completions", PLAIN | {"logprobs": 0}, 1),

@@ -52,8 +52,12 @@ def read_scaling(config: ConfigReader, scaling: ConfigReader, width: int) -> Rop
 
     Raises:
         UnsupportedError: a kind Octavo does not have.
+        CheckpointError: it is given twice, and not the same.
     """
-    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    old = scaling.text("type", "default")
+    kind = scaling.text("rope_type", old)
+    if kind != old and scaling.has("type") and {kind, old} != {"default", "mrope"}:
+        raise CheckpointError(f"config: rope scaling has rope_type {kind!r} and type {old!r}; which one is it?")
     if kind in ("default", "mrope"):  # text alone has equal positions on all of mrope's axes
         return None
     if kind == "linear":
