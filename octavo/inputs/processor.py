@@ -71,8 +71,11 @@ class InputProcessor:
         """
         return SamplingParams(**{**self._defaults, **{k: v for k, v in given.items() if v is not None}})
 
-    def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def tokenize(self, text: str, add_special_tokens: bool = True, output: int | None = None) -> list[int]:
         """Token ids of a text, refused early when it cannot fit the context.
+
+        Args:
+            output: tokens that are asked for behind it, as the error tells.
 
         Raises:
             InvalidRequestError: no tokenizer, or not Unicode.
@@ -82,7 +85,7 @@ class InputProcessor:
             raise InvalidRequestError("there is no tokenizer (skip_tokenizer_init): give token ids", "prompt")
         most = self.limits.max_model_len
         if len(text) > _LONG_TEXT * most and len(text) > most * self.tokenizer.longest_token():
-            raise self.limits.too_long(f"more than {most}", 1)
+            raise self.limits.too_long(f"more than {most}", output or 1)
         return self.tokenizer.encode(text, add_special_tokens)
 
     def render(self, messages: Sequence[Mapping[str, Any]], /, **options: Any) -> str:
@@ -109,6 +112,7 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str = "",
         add_special_tokens: bool = True,
+        shorten: bool = False,
     ) -> GenerationRequest:
         """A request for the engine.
 
@@ -120,6 +124,7 @@ class InputProcessor:
             priority: lower is sooner.
             cache_salt: requests share cached prefixes only with those of the same salt.
             add_special_tokens: for a text: put a BOS before it where the model wants one.
+            shorten: max_tokens is a default: what the context has no room for is left out.
 
         Raises:
             InvalidRequestError: what is wrong and what would be right; PromptTooLongError among them.
@@ -133,9 +138,10 @@ class InputProcessor:
         checked = self.default_params() if params is None else _copied(params)
         limits = self.limits
         limits.check_params(checked)
-        ids = read.ids if read.ids is not None else self.tokenize(read.text or "", add_special_tokens)
-        limits.check_prompt(ids, checked.max_tokens)
-        max_tokens = limits.output_length(len(ids), checked)
+        asked = None if shorten else checked.max_tokens
+        ids = read.ids if read.ids is not None else self.tokenize(read.text or "", add_special_tokens, asked)
+        limits.check_prompt(ids, asked)
+        max_tokens = limits.output_length(len(ids), checked, shorten)
         sampling, stopping = self._sampling(checked), self._stopping(checked, max_tokens)
         limits.check_drawable(sampling, stopping)
         request = GenerationRequest(

@@ -49,9 +49,13 @@ def test_scores_of_prompts_depend_on_neither_cache_nor_order_nor_chunks(llm: LLM
             assert scores(chunked, order) == wanted
 
 
+ONE_LEFT: list[dict[str, Any]] = [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}]  # never widened to all
+
+
 def test_a_tiny_temperature_is_no_temperature(llm: LLM) -> None:
     temperatures = [0.0, 1e-3, 1e-4, 1e-5, 1e-6, 1e-12, 5e-324]
     params = [SamplingParams(temperature=t, max_tokens=8, logprobs=1, seed=9) for t in temperatures]
+    params += [SamplingParams(max_tokens=8, logprobs=1, **narrow) for narrow in ONE_LEFT]
     outputs = llm.generate(["The capital of France is"] * len(params), params, use_tqdm=False)
     first = outputs[0].outputs[0]
     for output in outputs:

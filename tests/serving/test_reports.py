@@ -211,16 +211,6 @@ def test_edges_of_sampling_parameters(
     for value in wrong:
         refused = HTTP.post(server.url + TEXT, content=json.dumps(PLAIN | {field: value}))
         assert refused.status_code == 400, value
-    least = [post(server, TEXT, PLAIN | {"seed": 1, **part}).json()["choices"][0]["text"] for part in ONE_LEFT]
-    assert len(set(least)) == 1  # nothing was widened
-
-
-ONE_LEFT: list[dict[str, float]] = [
-    {"temperature": 0},
-    {"temperature": 1, "top_k": 1},
-    {"temperature": 1e-12},
-    {"temperature": 5e-324},
-]
 
 
 # --- bodies ---------------------------------------------------------------------------------------------------------
@@ -417,6 +407,7 @@ def test_what_is_kept_of_requests_that_are_over_is_bounded(server: RunningServer
             pass
 
     flood(0)
+    HTTP.get(server.url + "/metrics")  # counts itself, too
     before, series = sizes(), HTTP.get(server.url + "/metrics").text.count("\n")
     flood(60)
     assert sizes() == before

@@ -234,6 +234,7 @@ async def _prepared(
     # Clients may repeat their ids; the engine's must differ.
     internal = uuid.uuid4().hex
     common = {"arrival": time.monotonic(), "priority": body.priority or 0, "cache_salt": body.cache_salt or ""}
+    common["shorten"] = body.max_tokens is None and getattr(body, "max_completion_tokens", None) is None
 
     def prepare() -> list[GenerationRequest]:
         made = [
