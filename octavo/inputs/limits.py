@@ -84,11 +84,8 @@ class InputLimits:
             "prompt",
         )
 
-    def output_length(self, prompt_len: int, params: SamplingParams, shorten: bool = False) -> int:
+    def output_length(self, prompt_len: int, params: SamplingParams) -> int:
         """`max_tokens`, resolved against what the context has room for.
-
-        Args:
-            shorten: it is a default that nobody asked for, and gives way.
 
         Raises:
             PromptTooLongError: prompt and requested tokens exceed the context.
@@ -97,7 +94,7 @@ class InputLimits:
         room = self.max_model_len - prompt_len
         wanted = room if params.max_tokens is None else params.max_tokens
         if wanted > room:
-            if not (shorten or self.shorten_output):
+            if not self.shorten_output:
                 raise self.too_long(str(prompt_len), wanted)
             wanted = room
         if params.min_tokens > wanted:

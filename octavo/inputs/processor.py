@@ -112,7 +112,6 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str = "",
         add_special_tokens: bool = True,
-        shorten: bool = False,
     ) -> GenerationRequest:
         """A request for the engine.
 
@@ -124,7 +123,6 @@ class InputProcessor:
             priority: lower is sooner.
             cache_salt: requests share cached prefixes only with those of the same salt.
             add_special_tokens: for a text: put a BOS before it where the model wants one.
-            shorten: max_tokens is a default: what the context has no room for is left out.
 
         Raises:
             InvalidRequestError: what is wrong and what would be right; PromptTooLongError among them.
@@ -138,10 +136,10 @@ class InputProcessor:
         checked = self.default_params() if params is None else _copied(params)
         limits = self.limits
         limits.check_params(checked)
-        asked = None if shorten else checked.max_tokens
+        asked = checked.max_tokens
         ids = read.ids if read.ids is not None else self.tokenize(read.text or "", add_special_tokens, asked)
         limits.check_prompt(ids, asked)
-        max_tokens = limits.output_length(len(ids), checked, shorten)
+        max_tokens = limits.output_length(len(ids), checked)
         sampling, stopping = self._sampling(checked), self._stopping(checked, max_tokens)
         limits.check_drawable(sampling, stopping)
         request = GenerationRequest(

@@ -30,6 +30,7 @@ from octavo.serving.openai.generation import (
     AnswerParts,
     Job,
     Reading,
+    default_length,
     error_in,
     gather,
     open_job,
@@ -82,7 +83,8 @@ async def open_chat(
     params = _params(body, state, form if grammar is None else None)
     # The template writes the special tokens that the model expects.
     options = {"add_special_tokens": bool(body.add_special_tokens)}
-    reading = Reading(_shown_ids(state, shape), grammar, warnings + said + told)
+    longest = default_length(state, _asked_length(body))
+    reading = Reading(_shown_ids(state, shape), grammar, warnings + said + told, longest)
     job = await open_job(request, state, body, [(text, options)], params, reading)
     choice = ChoiceOptions(
         shape, use, state.config.response_role, _echoed(body, state), body.include_reasoning is not False
@@ -146,6 +148,10 @@ def _flag(value: object, name: str) -> bool | None:
     return value
 
 
+def _asked_length(body: ChatRequest) -> int | None:
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
 def _params(body: ChatRequest, state: ServerState, form: StructuredOutputsParams | None) -> SamplingParams:
     top = body.top_logprobs
     if top is not None and not body.logprobs:
@@ -153,11 +159,8 @@ def _params(body: ChatRequest, state: ServerState, form: StructuredOutputsParams
     most = state.inputs.limits.most_logprobs
     if top is not None and not 0 <= top <= most:
         raise InvalidRequestError(f"top_logprobs must be between 0 and {most}, got {top}", "top_logprobs")
-    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    if limit is None:
-        limit = state.sampling_defaults.get("max_tokens")
     top = (top or 0) if body.logprobs else None
-    return sampling_params(body, state, limit, logprobs=top, structured_outputs=form)
+    return sampling_params(body, state, _asked_length(body), logprobs=top, structured_outputs=form)
 
 
 class _Answer:

@@ -24,6 +24,7 @@ from octavo.serving.openai.generation import (
     Job,
     Prompt,
     Reading,
+    default_length,
     error_in,
     gather,
     open_job,
@@ -54,7 +55,8 @@ async def create_completion(request: Request) -> Response:
         drawn = body.best_of
         params = replace(params, n=drawn, logprobs=params.logprobs or 0) if drawn > (body.n or 1) else params
     options = {"add_special_tokens": True if body.add_special_tokens is None else body.add_special_tokens}
-    reading = Reading(warnings=warnings + said)
+    longest = default_length(state, body.max_tokens, _DEFAULT_MAX_TOKENS)
+    reading = Reading(warnings=warnings + said, longest=longest)
     job = await open_job(request, state, body, [(prompt, options) for prompt in prompts], params, reading)
     if not body.stream:
         parts = await until_disconnect(request.receive, gather(job))
@@ -113,8 +115,6 @@ def _params(body: CompletionRequest, state: ServerState, form: StructuredOutputs
     if top is not None and not 0 <= top <= most:
         raise InvalidRequestError(f"logprobs must be between 0 and {most}, got {top}", "logprobs")
     limit = body.max_tokens
-    if limit is None:
-        limit = state.sampling_defaults.get("max_tokens", _DEFAULT_MAX_TOKENS)
     if limit == 0 and body.echo:
         limit = 1  # computed and thrown away: the prompt alone is wanted
     prompt = top if body.echo and body.prompt_logprobs is None else body.prompt_logprobs

@@ -11,7 +11,16 @@ from octavo.serving.errors import describe, json_response
 from octavo.serving.nested import COMPLETION
 from octavo.serving.openai.answers import Generated
 from octavo.serving.openai.forms import read_form
-from octavo.serving.openai.generation import Job, Reading, error_in, gather, open_job, read_generation, sampling_params
+from octavo.serving.openai.generation import (
+    Job,
+    Reading,
+    default_length,
+    error_in,
+    gather,
+    open_job,
+    read_generation,
+    sampling_params,
+)
 from octavo.serving.openai.schema import BodyReader, GenerateRequest
 from octavo.serving.state import state_of
 from octavo.serving.stream import EventStream, until_disconnect
@@ -27,11 +36,9 @@ async def generate(request: Request) -> Response:
     if not body.prompt:
         raise InvalidRequestError("prompt: the prompt is empty; it needs at least one token", "prompt")
     form, said = read_form(body)
-    limit = body.max_tokens
-    if limit is None:
-        limit = state.sampling_defaults.get("max_tokens", _DEFAULT_MAX_TOKENS)
-    params = sampling_params(body, state, limit, structured_outputs=form)
-    job = await open_job(request, state, body, [(body.prompt, {})], params, Reading(warnings=warnings + said))
+    params = sampling_params(body, state, body.max_tokens, structured_outputs=form)
+    reading = Reading(warnings=warnings + said, longest=default_length(state, body.max_tokens, _DEFAULT_MAX_TOKENS))
+    job = await open_job(request, state, body, [(body.prompt, {})], params, reading)
     if not body.stream:
         parts = await until_disconnect(request.receive, gather(job))
         return json_response(Generated([body.prompt + part.text for part in parts]))

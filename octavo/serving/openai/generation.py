@@ -234,7 +234,6 @@ async def _prepared(
     # Clients may repeat their ids; the engine's must differ.
     internal = uuid.uuid4().hex
     common = {"arrival": time.monotonic(), "priority": body.priority or 0, "cache_salt": body.cache_salt or ""}
-    common["shorten"] = body.max_tokens is None and getattr(body, "max_completion_tokens", None) is None
 
     def prepare() -> list[GenerationRequest]:
         made = [
@@ -252,22 +251,35 @@ async def _prepared(
     return prepare()
 
 
+def default_length(state: ServerState, asked: int | None, otherwise: int | None = None) -> int | None:
+    """The model's most tokens of an answer, or `otherwise`; None where the body asks for so many itself."""
+    return None if asked is not None else state.sampling_defaults.get("max_tokens", otherwise)
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How an answer is read: special tokens that show, a grammar that it is held to; and warnings there are already."""
+    """How an answer is read: special tokens that show, a grammar that it is held to; and warnings there are already.
+
+    longest: most tokens where the body does not say; it gives way to `min_tokens` and to the context.
+    """
 
     shown_ids: frozenset[int] = frozenset()
     grammar: Callable[[], Grammar] | None = None
     warnings: Sequence[str] = ()
+    longest: int | None = None
 
     def applied(self, request: GenerationRequest, inputs: InputProcessor) -> GenerationRequest:
-        """The request with both.
+        """The request with all of it.
 
         Raises:
             InvalidRequestError: the grammar is wrong or too costly.
         """
         if self.shown_ids:
             request = replace(request, shown_ids=self.shown_ids)
+        if self.longest is not None:
+            stopping = request.stopping
+            most = min(stopping.max_tokens, max(self.longest, stopping.min_tokens))
+            request = replace(request, stopping=replace(stopping, max_tokens=most))
         return request if self.grammar is None else inputs.constrain(request, self.grammar())
 
 
