@@ -3,7 +3,7 @@
 
   serve_bench.py --engine vllm --venvs DIR --models DIR --model NAME --results DIR
 
-Engines: vllm, llamaserver (llama.cpp's own server).  Add yours in server_cmd().
+Engines: octavo, vllm, llamaserver (llama.cpp's own server).  Add yours in server_cmd().
 The load generator is always vLLM's, from the venv DIR/vllm, so the client side
 is the same for all.  Only loopback addresses are used.
 """
@@ -42,6 +42,27 @@ def server_cmd(a):
             "2048",
             "--max-num-seqs",
             "64",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(a.port),
+        ], env
+    if a.engine == "octavo":
+        model = hf if a.fmt == "bf16" else os.path.join(a.models, f"{a.model}-{a.fmt.upper()}.gguf")
+        return [
+            os.path.join(a.venvs, "octavo", "bin", "python"),
+            "-m",
+            "octavo",
+            "serve",
+            model,
+            "--served-model-name",
+            a.model,
+            "--max-model-len",
+            "2048",
+            "--max-num-seqs",
+            "64",
+            "--threads",
+            str(a.threads),
             "--host",
             "127.0.0.1",
             "--port",
