@@ -277,13 +277,18 @@ class LLM:
 
         A cross-encoder reads both texts at once; of an embedding model it is the cosine of two vectors.
 
+        Args:
+            chat_template: Jinja text that writes a cross-encoder's pair out of messages with the roles "query" and
+                "document"; None: --chat-template, else the two texts as the tokenizer joins them.
+
         Raises:
             InvalidRequestError: the numbers of texts do not fit together, or a text or parameter is wrong.
             UnsupportedError: the model generates, or has no scores.
         """
-        _refuse(lora_request=lora_request, chat_template=chat_template)
+        _refuse(lora_request=lora_request)
         options = Tokenizing(truncate_prompt_tokens, tokenization_kwargs, None)
-        return self._pooling.score(data_1, data_2, pooling_params, use_tqdm, options)
+        template = None if chat_template is None else self._template(chat_template)
+        return self._pooling.score((data_1, data_2), pooling_params, use_tqdm, options, template)
 
     # --- looking -----------------------------------------------------------------------------------------------------
 

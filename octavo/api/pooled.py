@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from octavo.api.offline import OfflineEngine
 from octavo.api.pooling_outputs import PooledAnswer, ScoringOutput, ScoringRequestOutput
@@ -16,6 +16,7 @@ from octavo.flow.request import GenerationRequest
 from octavo.flow.result import FinishReason
 from octavo.inputs.pooling import Framing, PoolingProcessor, Task
 from octavo.inputs.scoring import plan_scores, read_texts
+from octavo.text.chat_template import ChatTemplate
 
 Params = PoolingParams | Sequence[PoolingParams] | None
 _TOKENIZATION = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens", "max_length", "truncation")
@@ -65,20 +66,21 @@ class OfflinePooling:
 
     def score(
         self,
-        first: object,
-        second: object,
+        texts: tuple[object, object],
         params: PoolingParams | None,
         use_tqdm: bool | Callable[..., Any],
         options: "Tokenizing",
+        template: ChatTemplate | None = None,
     ) -> list[ScoringRequestOutput]:
-        """The scores of one text against many, or of each against its own.
+        """The scores of one text against many, or of each against its own. `template`: writes the pairs.
 
         Raises:
             InvalidRequestError: as `run`.
             UnsupportedError: the model has no scores.
         """
-        texts = read_texts(first, "data_1"), read_texts(second, "data_2")
-        plan = plan_scores(self.processor, texts, options.applied(params), self._offline.next_id(), options.framing)
+        sides = read_texts(texts[0], "data_1"), read_texts(texts[1], "data_2")
+        framing = replace(options.framing, template=template)
+        plan = plan_scores(self.processor, sides, options.applied(params), self._offline.next_id(), framing)
         answers = self._answers(plan.requests, use_tqdm)
         scores = plan.scores([answer.pooled for answer in answers])
         found: list[ScoringRequestOutput] = []
@@ -124,7 +126,9 @@ class Tokenizing:
 
     def applied(self, params: PoolingParams | None) -> PoolingParams:
         """The parameters with what the options add."""
-        base = params or PoolingParams()
+        base = PoolingParams() if params is None else params
+        if not isinstance(cast("object", base), PoolingParams):
+            raise InvalidRequestError(f"pooling parameters must be PoolingParams, got {type(base).__name__}")
         return replace(base, **{name: value for name, value in self._given.items() if value is not None})
 
     @property

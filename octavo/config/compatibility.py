@@ -74,7 +74,6 @@ FOREIGN: dict[str, Foreign] = {
     "enable_lora": _refused(f"(LoRA adapters) {_NOT_YET}"),
     "lora_modules": _refused(f"(LoRA adapters) {_NOT_YET}", [], ()),
     "speculative_config": _refused(f"(speculative decoding) {_NOT_YET}"),
-    "hf_overrides": _refused(_NOT_YET, {}),
     "override_generation_config": _refused("is not supported yet: pass the values in SamplingParams", {}),
     "tool_parser_plugin": _refused("is not supported: plugins would run code in the server", ""),
     "structured_outputs_config": _refused("is not supported: there is one backend, and nothing to set", {}),

@@ -89,6 +89,9 @@ class ModelConfig:
         flags=("--override-pooler-config",),
         metavar="JSON",
     )
+    hf_overrides: str | None = option(
+        None, 'values that replace those of config.json, for example {"num_labels": 1}', metavar="JSON"
+    )
     trust_remote_code: bool = option(False, "refused when set: Octavo never runs code from a checkpoint")
 
 
@@ -312,8 +315,9 @@ class EngineConfig:
             ConfigError: an unknown name (with the nearest known one), or a value of the wrong type.
         """
         sections: dict[str, dict[str, object]] = {section: {} for section in SECTIONS}
-        known = option_names()
-        for name, value in options.items():
+        known, other = option_names(), _other_names()
+        for given, value in options.items():
+            name = other.get(given, given)
             if name not in known:
                 raise ConfigError(_unknown(name, known))
             if value is not None:
@@ -336,6 +340,17 @@ SECTIONS: dict[str, type] = {
 def option_names() -> dict[str, str]:
     """Every option's name and the section it belongs to. Names are unique over sections."""
     return {f.name: section for section, cls in SECTIONS.items() for f in fields(cls)}
+
+
+def _other_names() -> dict[str, str]:
+    """Long flags under which an option is known, too, as keywords, and the option's name."""
+    return {
+        flag.removeprefix("--").replace("-", "_"): f.name
+        for cls in SECTIONS.values()
+        for f in fields(cls)
+        for flag in f.metadata["flags"]
+        if flag.startswith("--")
+    }
 
 
 def choices_of(name: str) -> tuple[str, ...]:

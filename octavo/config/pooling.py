@@ -22,7 +22,13 @@ _TASKS: dict[str, tuple[Runner, Convert]] = {
     "reward": ("pooling", "reward"),
     "score": ("pooling", "auto"),
 }
-_TYPES = ("CLS", "LAST", "MEAN", "ALL", "STEP")
+_OF_TEXT = ("CLS", "LAST", "MEAN")
+_OF_TOKENS = ("ALL", "STEP")
+_TYPES = {
+    "pooling_type": (*_OF_TEXT, *_OF_TOKENS),
+    "seq_pooling_type": _OF_TEXT,
+    "tok_pooling_type": _OF_TOKENS,
+}
 _NOT_THERE = ("logit_bias", "logit_mean", "logit_sigma", "max_embed_len", "enable_chunked_processing")
 
 
@@ -51,10 +57,18 @@ class PoolerConfig(msgspec.Struct, frozen=True, kw_only=True):
     returned_token_ids: list[int] | None = None
 
     @property
-    def how(self) -> str | None:
-        """The pooling type that is asked for, in lower case."""
-        given = self.pooling_type or self.seq_pooling_type or self.tok_pooling_type
-        return None if given is None else given.lower()
+    def of_text(self) -> str | None:
+        """How a text's one answer is pooled, in lower case, if that is said."""
+        return self._given(self.seq_pooling_type, _OF_TEXT)
+
+    @property
+    def of_tokens(self) -> str | None:
+        """Which tokens have answers, in lower case, if that is said."""
+        return self._given(self.tok_pooling_type, _OF_TOKENS)
+
+    def _given(self, own: str | None, types: tuple[str, ...]) -> str | None:
+        plain = self.pooling_type if self.pooling_type and self.pooling_type.upper() in types else None
+        return next((name.lower() for name in (own, plain) if name), None)
 
     @property
     def squashes(self) -> bool | None:
@@ -108,20 +122,34 @@ def read_pooler_config(given: str | None) -> PoolerConfig:
         raise ConfigError(f"pooler_config is no JSON: {error}") from None
     if not isinstance(values, Mapping):
         raise ConfigError('pooler_config must be a JSON object, for example {"pooling_type": "MEAN"}')
-    settings = {str(name): value for name, value in cast(Mapping[str, Any], values).items() if value is not None}
-    settings.pop("task", None)  # vLLM's objects carry it; the flag of this name decides
-    for name in sorted(settings):
-        if name in _NOT_THERE:
-            raise UnsupportedError(f"pooler_config: {name} is not supported")
-        if name not in PoolerConfig.__struct_fields__:
-            known = ", ".join(PoolerConfig.__struct_fields__)
-            raise ConfigError(f"pooler_config has no setting {name!r}; there are {known}")
+    settings = _known(cast(Mapping[str, Any], values))
     try:
         config = msgspec.convert(settings, PoolerConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"pooler_config: {error}") from None
-    if config.how is not None and config.how.upper() not in _TYPES:
-        raise ConfigError(f"pooler_config: a pooling type is one of {', '.join(_TYPES)}, not {config.how.upper()!r}")
+    for name, types in _TYPES.items():
+        given = getattr(config, name)
+        if given is not None and given.upper() not in types:
+            raise ConfigError(f"pooler_config: {name} is one of {', '.join(types)}, not {given[:64]!r}")
     if config.dimensions is not None and config.dimensions < 1:
         raise ConfigError(f"pooler_config: dimensions must be at least 1, got {config.dimensions}")
     return config
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that ask for something.
+
+    Raises:
+        ConfigError: one that there is not.
+        UnsupportedError: one that Octavo does not have.
+    """
+    settings = {str(name): value for name, value in values.items() if value is not None}
+    settings.pop("task", None)  # vLLM's objects carry it; the flag of this name decides
+    for name in sorted(settings):
+        if name in _NOT_THERE:
+            if settings.pop(name):
+                raise UnsupportedError(f"pooler_config: {name} is not supported")
+        elif name not in PoolerConfig.__struct_fields__:
+            known = ", ".join(PoolerConfig.__struct_fields__)
+            raise ConfigError(f"pooler_config has no setting {name!r}; there are {known}")
+    return settings

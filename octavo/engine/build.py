@@ -20,6 +20,7 @@ from octavo.cache.options import CacheOptions
 from octavo.config.engine import EngineConfig
 from octavo.config.environment import read_environment
 from octavo.config.machine import Machine, read_machine
+from octavo.config.overrides import read_overrides
 from octavo.config.pooling import read_pooling_wish
 from octavo.config.resolve import (
     BY_PROFILE,
@@ -150,7 +151,9 @@ def locate_model(config: EngineConfig) -> ModelSource:
     """
     model = config.model
     return open_model(
-        find_model(model.model, model.revision, model.download_dir, model.hf_token), read_pooling_wish(model)
+        find_model(model.model, model.revision, model.download_dir, model.hf_token),
+        read_pooling_wish(model),
+        read_overrides(model.hf_overrides),
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.config.engine import EngineConfig
+from octavo.config.overrides import read_overrides
 from octavo.config.pooling import read_pooling_wish
 from octavo.engine.client import EngineInfo
 from octavo.errors import ConfigError
@@ -78,7 +79,9 @@ class Frontend:
         if self.pooler is None:
             raise refuse_pooling(self.shown_name)
         limits = InputLimits(info.max_model_len, info.vocab)
-        return PoolingProcessor(self.tokenizer, limits, self.pooler, self.shown_name)
+        # The template that a model brings is for chats; pairs of texts have one when it is given.
+        template = self.chat_template if self.config.model.chat_template else None
+        return PoolingProcessor(self.tokenizer, limits, self.pooler, self.shown_name, template)
 
     def outputs(self) -> OutputProcessor:
         """The way out of an engine."""
@@ -113,7 +116,9 @@ def build_frontend(config: EngineConfig, source: ModelSource | None = None) -> F
     model = config.model
     if source is None:
         source = open_model(
-            find_model(model.model, model.revision, model.download_dir, model.hf_token), read_pooling_wish(model)
+            find_model(model.model, model.revision, model.download_dir, model.hf_token),
+            read_pooling_wish(model),
+            read_overrides(model.hf_overrides),
         )
     tokenizer = load_tokenizer(config, source)
     template = _template_text(model.chat_template) if model.chat_template else source.chat_template

@@ -11,6 +11,7 @@ from octavo.flow.request import GenerationRequest, Sampling, Stopping
 from octavo.inputs.limits import InputLimits, check_priority, short_salt
 from octavo.inputs.prompt import Prompt, read_prompt
 from octavo.spec.pooling import PoolerSpec
+from octavo.text.chat_template import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
 
 Task = Literal["embed", "token_embed", "classify", "token_classify", "score"]
@@ -29,13 +30,15 @@ _CUT_TEXT = 1 << 20  # characters of a text that is cut anyway, at least
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """What belongs to a request besides its text. `prompt_name`: which of the model's prompts goes before the text."""
+    """What belongs to a request besides its text. `prompt_name`: which of the model's prompts goes before the text.
+    `template`: writes a pair of texts, in place of the server's."""
 
     arrival: float = 0.0
     priority: int = 0
     cache_salt: str = ""
     add_special_tokens: bool = True
     prompt_name: str | None = None
+    template: ChatTemplate | None = None
 
 
 _PLAIN = Framing()
@@ -49,10 +52,19 @@ class PoolingProcessor:
         limits: of this model.
         spec: what the model's states are read as.
         name: of the model, for messages.
+        template: writes a pair of texts, which have the roles "query" and "document", for a cross-encoder.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, limits: InputLimits, spec: PoolerSpec, name: str) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        limits: InputLimits,
+        spec: PoolerSpec,
+        name: str,
+        template: ChatTemplate | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
+        self._template = template
         self.limits = limits
         self.spec = spec
         self._name = name
@@ -126,8 +138,27 @@ class PoolingProcessor:
             InvalidRequestError: as `prepare`.
         """
         checked = _checked(params)
-        ids, second_at = self._encode(first, second, self._cut_at(checked), checked, framing)
+        limit, template = self._cut_at(checked), framing.template or self._template
+        if template is not None:
+            pair = [{"role": "query", "content": first}, {"role": "document", "content": second}]
+            text = template.render(pair, add_generation_prompt=True)
+            ids, second_at = self._encode(text, None, limit, checked, framing)
+        elif self.spec.joined:
+            ids, second_at = self._encode(first + second, None, limit, checked, framing)
+        else:
+            ids, second_at = self._encode(first, second, limit, checked, framing)
         return self._request(ids, second_at, checked, request_id, "score", framing)
+
+    def shortened(self, text: str, tokens: int) -> str:
+        """The beginning of a text, as many tokens of it as that; whole characters.
+
+        Raises:
+            InvalidRequestError: there is no tokenizer.
+        """
+        if self.tokenizer is None:
+            raise InvalidRequestError("there is no tokenizer (skip_tokenizer_init): texts cannot be cut", "documents")
+        most = tokens * self.tokenizer.longest_token()
+        return self.tokenizer.beginning(text[: max(most, _CUT_TEXT)], tokens)
 
     def _request(
         self, ids: list[int], second_at: int, params: PoolingParams, request_id: str, task: Task, framing: Framing
@@ -153,6 +184,9 @@ class PoolingProcessor:
         spec, active = self.spec, params.activates
         if params.dimensions is not None and task not in ("embed", "token_embed"):
             raise InvalidRequestError("dimensions are of embeddings only", "dimensions")
+        for name in ("step_tag_id", "returned_token_ids"):
+            if getattr(params, name) is not None and task != "token_classify":
+                raise InvalidRequestError(f"{name} is of models with classes of every token only", name)
         if task in ("embed", "token_embed"):
             return Pooling(
                 "all" if task == "token_embed" else spec.how,

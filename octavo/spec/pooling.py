@@ -29,6 +29,7 @@ class PoolerSpec:
         token_types: kinds of tokens that the model tells apart.
         prompts: texts that go before a text, by name; `default_prompt` names the one where none is asked for.
         lowercase: texts are made lower case first.
+        joined: the two texts of a pair are read as one, the second right behind the first.
         step_tag, returned: for "step": the marking token; and the classes that are returned, () for all.
     """
 
@@ -46,5 +47,6 @@ class PoolerSpec:
     prompts: dict[str, str] = field(default_factory=dict[str, str])
     default_prompt: str | None = None
     lowercase: bool = False
+    joined: bool = False
     step_tag: int | None = None
     returned: tuple[int, ...] = ()

@@ -38,6 +38,8 @@ class Tokenizer(Protocol):
         self, texts: Sequence[str], add_special_tokens: bool = True, limit: int | None = None, side: str = "right"
     ) -> "EncodedParts": ...
 
+    def beginning(self, text: str, tokens: int) -> str: ...
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
@@ -132,6 +134,24 @@ class LibraryTokenizer:
         whole = self._backend.post_process(first, second, add_special_tokens)
         begins = next((at for at, kind in enumerate(whole.type_ids) if kind), 0)
         return EncodedParts(whole.ids, begins if second is not None else 0)
+
+    def beginning(self, text: str, tokens: int) -> str:
+        """As much of a text as its first tokens stand for, not counting those that belong around it.
+
+        Raises:
+            InvalidRequestError: the text is not valid Unicode.
+        """
+        try:
+            encoded = self._backend.encode(text, add_special_tokens=False)
+        except (UnicodeEncodeError, TypeError):
+            raise InvalidRequestError("the text is not valid Unicode: it has a lone surrogate", "prompt") from None
+        if len(encoded.ids) <= tokens:
+            return text
+        # Tokens of one character's bytes all end behind it, so the character may be more than its share: leave it out.
+        end = encoded.offsets[tokens - 1][1]
+        if encoded.offsets[tokens][0] < end:
+            end = encoded.offsets[tokens][0]
+        return text[:end]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence. Bytes that are no UTF-8 become U+FFFD; ids without a token are passed over."""

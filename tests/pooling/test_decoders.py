@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from octavo import LLM, PoolerConfig, PoolingParams
-from octavo.errors import CheckpointError, ConfigError, InvalidRequestError, UnsupportedError
+from octavo.errors import ConfigError, InvalidRequestError, UnsupportedError
 from tests.pooling.checkpoints import TEXTS, add_sentence_files, make_decoder, randomized, save, tokenizer
 
 QUIET: dict[str, Any] = {"use_tqdm": False}
@@ -185,10 +185,11 @@ def test_a_model_with_a_language_models_head_generates(tmp_path: Path) -> None:
         ({"runner": "pooling", "pooler_config": {"pooling_type": "MAX"}}, ConfigError, "CLS, LAST, MEAN"),
         ({"runner": "pooling", "pooler_config": {"poling_type": "MEAN"}}, ConfigError, "poling_type"),
         ({"runner": "pooling", "pooler_config": {"logit_bias": 0.5}}, UnsupportedError, "logit_bias"),
-        ({"runner": "pooling", "pooler_config": {"pooling_type": "STEP"}}, ConfigError, "step_tag_id"),
+        ({"runner": "pooling", "pooler_config": {"pooling_type": "STEP"}}, ConfigError, "classes of every"),
+        ({"runner": "pooling", "pooler_config": {"seq_pooling_type": "ALL"}}, ConfigError, "CLS, LAST, MEAN"),
         ({"runner": "generate", "convert": "embed"}, ConfigError, "generating is asked for"),
         ({"task": "generate", "runner": "pooling"}, ConfigError, "contradict"),
-        ({"convert": "classify"}, CheckpointError, "score.weight"),
+        ({"convert": "classify"}, ConfigError, "no classifier"),
     ],
 )
 def test_wishes_that_cannot_be(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from octavo import LLM, AsyncLLM, PoolingParams
-from octavo.errors import CheckpointError, ConfigError, InvalidRequestError, UnsupportedError
+from octavo.errors import CheckpointError, ConfigError, InvalidRequestError, ModelNotFoundError, UnsupportedError
 from tests.pooling.checkpoints import ENCODERS, TEXTS, make_decoder, make_encoder, save, tokenizer
 
 QUIET: dict[str, Any] = {"use_tqdm": False}
@@ -289,3 +289,36 @@ def test_params_are_checked_again_when_they_are_used(small: Path) -> None:
             llm.embed("a", tokenization_kwargs={"padding": True}, **QUIET)
         cut = llm.embed(TEXTS[3], tokenization_kwargs={"truncation": True, "max_length": 6}, **QUIET)[0]
         assert cut.prompt_token_ids == [*tokenizer().encode(TEXTS[3]).ids[:5], 3]
+
+
+def test_ways_of_pooling_texts_and_tokens_are_told_apart(small: Path) -> None:
+    model = make_encoder("bert")
+    mean = states_of(model, TEXTS[0]).mean(axis=0)
+    first = states_of(model, TEXTS[0])[0]
+    for config, expected in (
+        ({"pooling_type": "ALL"}, first),
+        ({"seq_pooling_type": "MEAN", "tok_pooling_type": "ALL"}, mean),
+        ({"pooling_type": "mean", "enable_chunked_processing": False}, mean),
+    ):
+        with open_llm(small, override_pooler_config={**config, "use_activation": False}) as llm:
+            near(np.array(llm.embed(TEXTS[0], **QUIET)[0].outputs.embedding), expected)
+
+
+def test_a_classifier_gives_vectors_when_asked(tmp_path: Path) -> None:
+    model = make_encoder("bert", "ForSequenceClassification", num_labels=3)
+    save(model, tmp_path)
+    with open_llm(tmp_path, convert="embed", pooler_config={"normalize": False}) as llm:
+        found = np.array(llm.embed(TEXTS[0], **QUIET)[0].outputs.embedding)
+        near(found, states_of(model.bert, TEXTS[0])[0])
+
+
+def test_parameters_of_another_type_are_refused(small: Path) -> None:
+    with open_llm(small) as llm, pytest.raises(InvalidRequestError, match="must be PoolingParams, got int"):
+        llm.embed("a", pooling_params=3, **QUIET)  # pyright: ignore[reportArgumentType]
+
+
+def test_weights_that_are_not_read_are_named(tmp_path: Path) -> None:
+    save(make_encoder("bert"), tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelNotFoundError, match=r"pytorch_model.bin is not read.*save the model as safetensors"):
+        open_llm(tmp_path)

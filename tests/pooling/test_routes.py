@@ -170,6 +170,19 @@ def test_documents_are_ranked(ranker: str, path: str) -> None:
     best = post(ranker, path, {"query": TEXTS[0], "documents": documents, "top_n": 1, "return_documents": False})
     assert best["results"] == [{"index": order[0], "relevance_score": scores[order[0]]}]
     assert all(0 < score < 1 for score in scores)
+    assert post(ranker, path, {"query": TEXTS[0], "documents": documents, "top_n": 0})["results"] == answer["results"]
+
+
+def test_documents_may_be_cut(ranker: str) -> None:
+    given = {"query": "what is a panda?", "documents": ["hello world a bear", "the tree"]}
+    cut = post(ranker, "/rerank", {**given, "max_tokens_per_doc": 2, "max_tokens_per_query": 3})
+    plain = post(ranker, "/rerank", {"query": "what is a", "documents": ["hello world", "the tree"]})
+    assert [item["relevance_score"] for item in cut["results"]] == [
+        item["relevance_score"] for item in plain["results"]
+    ]
+    assert {item["document"]["text"] for item in cut["results"]} == set(given["documents"])
+    whole = post(ranker, "/rerank", {**given, "max_tokens_per_doc": 0})
+    assert whole["usage"]["total_tokens"] > cut["usage"]["total_tokens"] == plain["usage"]["total_tokens"]
 
 
 def test_classes_have_names(ranker: str) -> None:
@@ -219,7 +232,12 @@ LONG = "panda " * 80
         ("/score", {"text_1": "a", "text_2": [{"image": 1}]}, "expected a text"),
         ("/score", {"text_1": "a", "text_2": {"content": [{"type": "image_url"}]}}, "only text is"),
         ("/rerank", {"query": "a", "documents": []}, "documents is empty"),
-        ("/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "top_n must be at least 1"),
+        ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n must be at least 1"),
+        ("/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": -1}, "max_tokens_per_doc must be"),
+        ("/score", {"text_1": "a", "text_2": ["b"] * 2049}, "text_2 has 2049 texts"),
+        ("/v1/embeddings", {"input": ["a", LONG]}, "input 1: this model's maximum"),
+        ("/v1/embeddings", {"input": [[5], [10_000]]}, "input 1: prompt has token id 10000"),
+        ("/pooling", {"input": "a", "returned_token_ids": [0]}, "classes of every token only"),
         ("/rerank", {"query": ["a", "b"], "documents": ["b"]}, "query: expected one text"),
         ("/v1/completions", {"prompt": "a"}, "generates no text"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "generates no text"),
@@ -246,11 +264,13 @@ CUTS = {side: {"truncate_prompt_tokens": 4, "truncation_side": side} for side in
 
 
 def test_what_has_no_effect_is_told(embedder: str) -> None:
-    answer = post(embedder, "/v1/embeddings", {"input": "a", "colour": 1, "priority": 3, "truncation_side": "left"})
+    body = {"input": "a", "colour": 1, "priority": 3, "truncation_side": "left", "embed_dtype": "float16"}
+    answer = post(embedder, "/v1/embeddings", body)
     told = " ".join(answer["warnings"])
     assert "colour" in told
     assert "priority" in told
     assert "truncation_side" in told
+    assert "embed_dtype" in told
     assert "warnings" not in post(embedder, "/v1/embeddings", {"input": "a", "user": "me"})
 
 

@@ -50,7 +50,10 @@ FAMILIES = cast(
 
 TABLE: dict[str, Family] = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
 # Names of a decoder's checkpoints that have another head than the one that predicts tokens, or none.
-_POOLED_ENDS = ("Model", "ForSequenceClassification", "ForTokenClassification", "ForRewardModel")
+_POOLED_ENDS = (
+    *("ForSequenceClassification", "ForTokenClassification", "ForProcessRewardModel", "ForRewardModel"),
+    "Model",
+)
 _GENERATING_ENDS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 GGUF_TABLE: dict[str, Family] = {name: family for family in FAMILIES for name in family.GGUF_ARCHITECTURES}
 

@@ -22,7 +22,7 @@ from octavo.serving.openai.answers import Usage
 from octavo.serving.openai.chat import render
 from octavo.serving.openai.generation import Tally, read_fields
 from octavo.serving.openai.schema import BodyReader
-from octavo.serving.pooling.schema import InputFields, PooledFields
+from octavo.serving.pooling.schema import EncodedFields, InputFields, PooledFields
 from octavo.serving.record import record_of
 from octavo.serving.state import ServerState
 from octavo.serving.stream import until_disconnect
@@ -130,9 +130,15 @@ async def run_inputs(
     framing = framing_of(body, special)
 
     def prepare(name: str) -> list[GenerationRequest]:
-        return [
-            processor.prepare(text, params, f"{name}-{number}", task, framing) for number, text in enumerate(inputs)
-        ]
+        made: list[GenerationRequest] = []
+        for number, text in enumerate(inputs):
+            try:
+                made.append(processor.prepare(text, params, f"{name}-{number}", task, framing))
+            except InvalidRequestError as error:
+                if len(inputs) > 1 and error.param in (None, "input", "prompt"):
+                    error.args = (f"input {number}: {error}",)
+                raise
+        return made
 
     return await run_job(request, state, body, prefix, prepare, warnings)
 
@@ -261,6 +267,9 @@ def _notices(body: PooledFields, state: ServerState) -> list[str]:
     said: list[str] = []
     if body.priority and state.policy != "priority":
         said.append(f"priority has no effect: the server's scheduling policy is {state.policy!r}")
+    if isinstance(body, EncodedFields) and body.encoding_format in (None, "float"):
+        unused = [name for name in ("embed_dtype", "endianness") if getattr(body, name) is not None]
+        said += [f"{name} has no effect: numbers are written as text (encoding_format)" for name in unused]
     if body.truncation_side is not None and body.truncate_prompt_tokens is None:
         said.append("truncation_side has no effect without truncate_prompt_tokens")
     return said

@@ -69,7 +69,14 @@ class ClassifyRequest(InputFields, kw_only=True):
     """POST /classify."""
 
 
-class ScoreRequest(PooledFields, kw_only=True):
+class PairFields(PooledFields, kw_only=True):
+    """How long each text of a pair may be, in tokens; 0: as long as it is."""
+
+    max_tokens_per_query: int | None = None
+    max_tokens_per_doc: int | None = None
+
+
+class ScoreRequest(PairFields, kw_only=True):
     """POST /score: two texts or lists of them, under any of vLLM's names."""
 
     text_1: Any = None
@@ -81,11 +88,10 @@ class ScoreRequest(PooledFields, kw_only=True):
     data_2: Any = None
 
 
-class RerankRequest(PooledFields, kw_only=True):
+class RerankRequest(PairFields, kw_only=True):
     """POST /rerank, as Jina's v1 and Cohere's v2 have it."""
 
     query: Any = None
     documents: Any = None
     top_n: int | None = None
     return_documents: bool | None = None
-    max_tokens_per_doc: int | None = None

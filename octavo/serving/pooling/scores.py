@@ -4,10 +4,10 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.errors import InvalidRequestError, UnsupportedError
+from octavo.errors import InvalidRequestError
 from octavo.flow.request import GenerationRequest
 from octavo.inputs.pooling import PoolingProcessor
-from octavo.inputs.scoring import ScorePlan, plan_scores, read_texts
+from octavo.inputs.scoring import ScorePlan, plan_scores, read_texts, shortened
 from octavo.serving.errors import json_response
 from octavo.serving.openai.schema import BodyReader
 from octavo.serving.pooling.answers import (
@@ -19,7 +19,7 @@ from octavo.serving.pooling.answers import (
     Scores,
 )
 from octavo.serving.pooling.job import PoolingJob, check_many, framing_of, params_of, read_pooled, run_job
-from octavo.serving.pooling.schema import PooledFields, RerankRequest, ScoreRequest
+from octavo.serving.pooling.schema import PairFields, RerankRequest, ScoreRequest
 from octavo.serving.state import ServerState, state_of
 
 _SCORE = BodyReader(ScoreRequest)
@@ -34,6 +34,8 @@ async def create_scores(request: Request) -> Response:
     body, processor, warnings = await read_pooled(request, state, _SCORE)
     first, second = _sides(body)
     texts = read_texts(getattr(body, first), first), read_texts(getattr(body, second), second)
+    for name, side in zip((first, second), texts, strict=True):
+        check_many(len(side), name)
     job, scores = await _scored(request, state, body, processor, texts, ("score-", warnings))
     data = [ScoreData(index=index, score=score) for index, score in enumerate(scores)]
     return json_response(Scores(data=data, **job.common))
@@ -47,11 +49,10 @@ async def create_ranking(request: Request) -> Response:
     if len(query) != 1:
         raise InvalidRequestError("query: expected one text", "query")
     documents = read_texts(body.documents, "documents")
-    top = len(documents) if body.top_n is None else body.top_n
-    if top < 1:
-        raise InvalidRequestError(f"top_n must be at least 1, got {top}", "top_n")
-    if body.max_tokens_per_doc is not None:
-        raise UnsupportedError("max_tokens_per_doc is not supported; use truncate_prompt_tokens, which cuts the pair")
+    check_many(len(documents), "documents")
+    if body.top_n is not None and body.top_n < 0:
+        raise InvalidRequestError(f"top_n must be at least 1, or 0 for all documents, got {body.top_n}", "top_n")
+    top = body.top_n or len(documents)
     job, scores = await _scored(request, state, body, processor, (query, documents), ("rerank-", warnings))
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[:top]
     shown = body.return_documents is not False
@@ -84,20 +85,19 @@ def _sides(body: ScoreRequest) -> tuple[str, str]:
 async def _scored(
     request: Request,
     state: ServerState,
-    body: PooledFields,
+    body: PairFields,
     processor: PoolingProcessor,
     texts: tuple[list[str], list[str]],
     how: tuple[str, list[str]],
 ) -> tuple[PoolingJob, list[float]]:
     """Scores of texts. `how`: the prefix of the answer's id, and warnings there are already."""
     prefix, warnings = how
-    for side in texts:
-        check_many(len(side), "documents")
     params, framing = params_of(body), framing_of(body)
+    limits = body.max_tokens_per_query or 0, body.max_tokens_per_doc or 0
     plans: list[ScorePlan] = []
 
     def prepare(name: str) -> list[GenerationRequest]:
-        plans.append(plan_scores(processor, texts, params, name, framing))
+        plans.append(plan_scores(processor, shortened(processor, texts, limits), params, name, framing))
         return plans[0].requests
 
     job = await run_job(request, state, body, prefix, prepare, warnings)
