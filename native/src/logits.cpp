@@ -119,7 +119,9 @@ void apply(float* logits, const OctavoSampling& rules, int64_t vocab, float* scr
   if (rules.permitted != nullptr) keep_permitted(logits, rules.permitted, vocab);
   if (rules.allowed_count > 0) keep_allowed(logits, rules, vocab, reinterpret_cast<uint8_t*>(scratch));
   for (int32_t i = 0; i < rules.bias_count; ++i) {
-    if (in_vocabulary(rules.bias_ids[i], vocab)) logits[rules.bias_ids[i]] += rules.bias_values[i];
+    if (!in_vocabulary(rules.bias_ids[i], vocab)) continue;
+    float& logit = logits[rules.bias_ids[i]];
+    logit = i < rules.scale_count ? logit * rules.bias_values[i] : logit + rules.bias_values[i];
   }
   if (rules.bad_words_size > 0) ban_words(logits, rules, vocab);
   if (has_penalties(rules)) penalize(logits, rules, vocab, reinterpret_cast<int32_t*>(scratch));

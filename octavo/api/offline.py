@@ -15,6 +15,7 @@ from octavo.config.engine import EngineConfig
 from octavo.engine.build import build_engine, locate_model
 from octavo.engine.frontend import build_frontend
 from octavo.engine.meter import EngineMeter
+from octavo.engine.profile import EngineProfile, profile_directory
 from octavo.errors import EngineDeadError
 from octavo.flow.beam_search_params import BeamSearchParams
 from octavo.flow.delta import TextDelta
@@ -39,6 +40,7 @@ class OfflineEngine:
         self.metrics = MetricsStore(self.frontend.name) if config.telemetry.enable_metrics else None
         self._outputs = self.frontend.outputs()
         self._meter = EngineMeter(self.metrics or NoMetrics())
+        self.profile = EngineProfile()  # of steps, in the thread that starts it
         self._lock = threading.RLock()
         self._ids = count()
         self._process = os.getpid()
@@ -144,8 +146,11 @@ class OfflineEngine:
 
     def step(self) -> list[TextDelta]:
         """Run until something was generated, or nothing is left to do."""
-        client = self.engine.client
+        client, before = self.engine.client, self.engine.client.stats() if self.profile.running else None
+        self.profile.begin_turn()
         steps = client.receive()
+        if before is not None:
+            self.profile.end_turn(before, client.stats())
         self._meter.stepped(steps, client.stats())
         deltas = self._outputs.push(steps)
         if cancels := self._outputs.take_cancels():
@@ -164,6 +169,24 @@ class OfflineEngine:
             self._meter.dropped(request_id)
         if request_ids:
             self.engine.client.cancel(request_ids)
+
+    def start_profile(self, prefix: str | None = None) -> None:
+        """Record what steps do; see `EngineProfile`.
+
+        Raises:
+            InvalidRequestError, ConfigError: as there.
+        """
+        with self.turn():
+            self.profile.start(profile_directory(self.config), prefix or "octavo")
+
+    def stop_profile(self) -> list[str]:
+        """End that: the files that were written.
+
+        Raises:
+            InvalidRequestError, ConfigError: as in `EngineProfile`.
+        """
+        with self.turn():
+            return list(self.profile.stop()[0])
 
     def close(self) -> None:
         """Release threads; the engine cannot be used any more. May be called twice."""

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli.options import WideFormatter
 from octavo.config.cli import Parser
+from octavo.config.engine import EngineConfig
 from octavo.config.values import parse_size
 from octavo.errors import ConfigError
 
 if TYPE_CHECKING:
     from octavo.compression.calibration_text import CalibrationText
     from octavo.compression.run import PreparedRounding, QuantizeOptions
-    from octavo.config.machine import Machine
     from octavo.model.source import ModelSource
     from octavo.text.tokenizer import LibraryTokenizer
 
@@ -72,6 +72,7 @@ def run(arguments: Sequence[str]) -> int:
     if parsed.samples < 1 or parsed.length < 16:
         raise ConfigError("--samples must be at least 1 and --length at least 16")
     _refuse_foreign(parsed, parser)
+    EngineConfig.from_options(threads=parsed.threads)  # within its bounds
     with _interruptible():
         return _quantize(parsed)
 
@@ -115,7 +116,7 @@ def _parser() -> Parser:
     group.add_argument("--json", action="store_true", help="print the report as JSON")
     group.add_argument("--no-progress", action="store_true", help="show no progress bar")
     group = parser.add_argument_group("machine and model")
-    group.add_argument("--threads", type=int, metavar="N", help="threads of native code (default: physical cores)")
+    group.add_argument("--threads", type=int, metavar="N", help="threads of native code (default: as octavo serve)")
     group.add_argument("--revision", metavar="TEXT", help="of a hub model")
     group.add_argument("--download-dir", metavar="DIR", help="where hub models are kept")
     group.add_argument("--hf-token", metavar="TEXT", help="for hub models that need one")
@@ -225,22 +226,18 @@ def _prepare(
         return rounding.prepare(), lambda: None
     from octavo.config.environment import read_environment
     from octavo.config.machine import read_machine
+    from octavo.config.resolve import choose_threads
     from octavo.kernels.cpu.library import load_library
     from octavo.kernels.cpu.team import ThreadTeam
 
     environment = read_environment()
     library = load_library(environment.isa or "auto")
-    team = ThreadTeam(library, parsed.threads or environment.threads or _cores(read_machine()))
+    team = ThreadTeam(library, choose_threads(parsed.threads, read_machine(), environment).value)
     try:
         return rounding.prepare(text, library, team), team.close
     except BaseException:
         team.close()
         raise
-
-
-def _cores(machine: "Machine") -> int:
-    """Threads that have a core for themselves, within what a container grants."""
-    return max(1, min(len(machine.cores), int(machine.cpu_quota or len(machine.cores))))
 
 
 def _peak_memory() -> int:

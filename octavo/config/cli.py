@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, Field, fields
@@ -32,6 +33,10 @@ class Parser(argparse.ArgumentParser):
     ) -> argparse.Namespace:
         """As argparse, with `--some_flag` read as `--some-flag`."""
         words = [_dashed(word) for word in (sys.argv[1:] if args is None else args)]
+        for word in words:
+            if not _is_utf8(word):
+                shown = os.fsencode(word).decode("utf-8", "backslashreplace")
+                self.error(f"{shown} is not UTF-8, as names and texts have to be\nrename the file, or link to it")
         known, unknown = super().parse_known_args(words, namespace or argparse.Namespace())
         if unknown:
             self.error(self._explain(unknown))
@@ -54,6 +59,11 @@ class Parser(argparse.ArgumentParser):
     def _flags(self) -> list[str]:
         shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
         return [flag for action in shown for flag in action.option_strings]
+
+
+def _is_utf8(word: str) -> bool:
+    """What the command line holds beyond UTF-8 stands in its words as lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in word)
 
 
 def _dashed(word: str) -> str:

@@ -292,7 +292,7 @@ class TelemetryConfig:
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "least severity that is logged")
     log_file: str | None = option(None, "file for log lines (default: standard error)", metavar="FILE")
     profiler_dir: str | None = option(
-        None, "where /start_profile has profiles written (default: profiles in the cache directory)", metavar="DIR"
+        None, "where start_profile has profiles written (default: profiles in the cache directory)", metavar="DIR"
     )
 
 

@@ -130,7 +130,7 @@ def resolve_model(
     """
     _refuse_what_is_missing(config)
     whole = _whole(config, facts)
-    threads = _threads(config, machine, environment)
+    threads = choose_threads(config.execution.threads, machine, environment)
     max_model_len = _max_model_len(config, facts)
     max_num_seqs = _max_num_seqs(config, facts, machine, threads.value)
     quantization = Choice(*choose_quantization(config.model.quantization, facts.format, facts.method))
@@ -328,11 +328,11 @@ def _asked_or_default(asked: T, default: T, reason: str) -> Choice[T]:
     return Choice(asked, reason if asked == default else _ASKED)
 
 
-def _threads(config: EngineConfig, machine: Machine, environment: Environment) -> Choice[int]:
-    """One for each core, but no more than the container's time suffices for: rounded down, because a thread that is
-    stopped for the rest of a period keeps all others waiting."""
+def choose_threads(wanted: int | None, machine: Machine, environment: Environment) -> Choice[int]:
+    """As many as `wanted` or the environment says; else one for each core, but no more than the container's time
+    suffices for: rounded down, because a thread that is stopped for the rest of a period keeps all others waiting."""
     cores, quota = len(machine.cores), machine.cpu_quota
-    for asked, reason in ((config.execution.threads, _ASKED), (environment.threads, "OCTAVO_THREADS")):
+    for asked, reason in ((wanted, _ASKED), (environment.threads, "OCTAVO_THREADS")):
         if asked is not None:
             return Choice(asked, f"{reason}{_too_many(asked, machine)}")
     if quota is not None and quota < cores:

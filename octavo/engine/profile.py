@@ -7,6 +7,7 @@ profile of the engine's thread (for `python -m pstats`). Python's profiler makes
 import cProfile
 import json
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,12 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from octavo.config.engine import EngineConfig
+from octavo.config.environment import read_environment
 from octavo.engine.client import EngineStats
 from octavo.errors import ConfigError, InvalidRequestError
 
 # Of each the newest are kept: hours of a busy engine, some 100 MB.
 _MOST_STEPS = 500_000
 _FILE_MODE = 0o600
+_PREFIX = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class EngineProfile:
         self._clock = clock
         self._directory: Path | None = None
         self._python: cProfile.Profile | None = None
+        self._prefix = ""
         self._steps: deque[ProfiledStep] = deque(maxlen=_MOST_STEPS)
         self._began = 0.0
         self._turn = 0.0
@@ -54,15 +59,17 @@ class EngineProfile:
         """Steps are recorded."""
         return self._directory is not None
 
-    def start(self, directory: str) -> None:
-        """Record from now on.
+    def start(self, directory: str, prefix: str = "octavo") -> None:
+        """Record from now on; the files' names will begin with `prefix`.
 
         Raises:
             InvalidRequestError: it records already, or another profiler watches this thread.
             ConfigError: nothing can be written there.
         """
         if self.running:
-            raise InvalidRequestError("a profile is being recorded already: end it first (POST /stop_profile)")
+            raise InvalidRequestError("a profile is being recorded already: end it first (stop_profile)")
+        if not _PREFIX.fullmatch(prefix):
+            raise InvalidRequestError("a profile's prefix has letters, digits, dots, dashes and underscores only")
         path = Path(directory)
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -74,6 +81,7 @@ class EngineProfile:
         except ValueError as error:  # since Python 3.12 there may be only one
             raise InvalidRequestError(f"the engine's thread cannot be profiled: {error}") from error
         self._directory, self._python, self._began = path, python, self._clock()
+        self._prefix = prefix
         self._steps.clear()
 
     def begin_turn(self) -> None:
@@ -102,13 +110,16 @@ class EngineProfile:
             ConfigError: they cannot be written; what was recorded is lost.
         """
         if self._directory is None or self._python is None:
-            raise InvalidRequestError("no profile is being recorded: begin one first (POST /start_profile)")
+            raise InvalidRequestError("no profile is being recorded: begin one first (start_profile)")
         directory, python = self._directory, self._python
         self._directory = self._python = None
         python.disable()
         steps = list(self._steps)
         self._steps.clear()
-        stem = directory / f"octavo-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{time.monotonic_ns() % 10**6:06}"
+        stem = (
+            directory
+            / f"{self._prefix}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{time.monotonic_ns() % 10**6:06}"
+        )
         trace, calls = f"{stem}.trace.json", f"{stem}.pstats"
         try:
             _write(trace, json.dumps({"traceEvents": _events(steps), "displayTimeUnit": "ms"}).encode())
@@ -117,6 +128,11 @@ class EngineProfile:
         except OSError as error:
             raise ConfigError(f"{directory} cannot hold profiles: {error.strerror}") from error
         return (trace, calls), len(steps)
+
+
+def profile_directory(config: EngineConfig) -> str:
+    """Where profiles are written unless somebody says otherwise."""
+    return config.telemetry.profiler_dir or str(read_environment().cache_dir / "profiles")
 
 
 def _write(path: str, data: bytes) -> None:

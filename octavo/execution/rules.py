@@ -30,12 +30,15 @@ def _apply(inputs: StepInputs, row: int, slot: int) -> RowArrays:
     occupant, sampling = inputs.table.occupant(slot), inputs.sampling
     count = int(sampling["bias_count"][row])  # with the stop ids, where they are banned
     bias = dict(zip(occupant.bias_ids[:count].tolist(), occupant.bias_values[:count].tolist(), strict=True))
-    more, allowed = in_effect(occupant.sampling.rules, inputs.table.answer(slot), occupant.allowed_ids.tolist())
-    for token, value in more.items():
+    effect = in_effect(occupant.sampling.rules, inputs.table.answer(slot), occupant.allowed_ids.tolist())
+    for token, value in effect.bias.items():
         bias[token] = bias.get(token, 0.0) + value
     arrays = RowArrays(
-        np.array(list(bias), np.int32), np.array(list(bias.values()), np.float32), np.array(allowed, np.int32)
+        np.array([*effect.scale, *bias], np.int32),
+        np.array([*effect.scale.values(), *bias.values()], np.float32),
+        np.array(effect.allowed, np.int32),
     )
+    sampling["scale_count"][row] = len(effect.scale)
     sampling["bias_count"][row] = len(arrays.ids)
     sampling["bias_ids"][row] = arrays.ids.ctypes.data
     sampling["bias_values"][row] = arrays.values.ctypes.data

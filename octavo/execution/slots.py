@@ -215,7 +215,7 @@ def _record(occupant: SlotOccupant, history: int) -> tuple[float | int, ...]:
         len(occupant.allowed_ids),
         arrival.prompt_len,
         len(arrival.token_ids),
-        0,  # reserved
+        0,  # scale_count: see execution/rules.py
         history,
         0,  # permitted: see execution/grammars.py
         *_shaping_fields(occupant),

@@ -120,9 +120,13 @@ def rules_of(inputs: StepInputs, row: int) -> RowRules:
     permitted: list[int] = inputs.table.permitted[planned.slot].tolist() if record["permitted"] else []
     sampling = occupant.sampling
     if sampling.rules:
-        more, allowed = in_effect(sampling.rules, inputs.table.answer(planned.slot), sampling.allowed_token_ids)
-        biases = (*sampling.logit_bias, *more.items())
-        sampling = replace(sampling, logit_bias=biases, allowed_token_ids=tuple(allowed))
+        effect = in_effect(sampling.rules, inputs.table.answer(planned.slot), sampling.allowed_token_ids)
+        sampling = replace(
+            sampling,
+            logit_scale=tuple(effect.scale.items()),
+            logit_bias=(*sampling.logit_bias, *effect.bias.items()),
+            allowed_token_ids=tuple(effect.allowed),
+        )
     return RowRules(sampling, tokens[:prompt_len], tokens[prompt_len:], planned.output_index, banned, permitted)
 
 

@@ -11,11 +11,14 @@ MOST_RULES = 64
 MOST_TOKENS = 4096  # of one rule's action
 MOST_PATTERN = 32  # tokens of a condition
 LARGEST = 100.0  # of a bias, as in logit_bias
+SMALLEST_SCALE, LARGEST_SCALE = 0.01, 100.0  # of one rule
+_MOST_SCALE = 1e6  # of all rules together, and its inverse: no logit becomes infinite
 NEVER = -1e9  # added to what is banned: all of it banned, something can still be drawn
 _WIDTH = 4  # bytes of a token id
 
 _WHEN = {"from_step", "until_step", "after", "seen", "not_seen"}
-_DO = ("bias", "ban", "allow")
+_RANGES = {"bias": (-LARGEST, LARGEST), "scale": (SMALLEST_SCALE, LARGEST_SCALE)}  # of `value`
+_DO = ("bias", "scale", "ban", "allow")
 
 # A text, or token ids.
 Pattern = str | tuple[int, ...]
@@ -26,8 +29,8 @@ class LogitsRule:
     """One rule, ready to be applied. All of its conditions must hold for the next token of the answer.
 
     from_step, until_step: tokens that the answer has, at least and at most. after: it ends with one of these. seen: it
-    holds one of these. not_seen: it holds none of these. bias: added to logits, by token id. allow: nothing else may be
-    drawn; empty: anything.
+    holds one of these. not_seen: it holds none of these. scale: what logits are multiplied by, by token id. bias: added
+    to them after that. allow: nothing else may be drawn; empty: anything.
     """
 
     from_step: int = 0
@@ -37,6 +40,7 @@ class LogitsRule:
     not_seen: tuple[tuple[int, ...], ...] = ()
     bias: tuple[tuple[int, float], ...] = ()
     allow: tuple[int, ...] = ()
+    scale: tuple[tuple[int, float], ...] = ()
 
     def holds(self, answer: bytes) -> bool:
         """For the next token of an answer, given as 32-bit integers in the machine's order."""
@@ -49,25 +53,35 @@ class LogitsRule:
         return not any(_holds(answer, ids) for ids in self.not_seen)
 
 
-def in_effect(
-    rules: Iterable[LogitsRule], answer: bytes, allowed: Iterable[int] = ()
-) -> tuple[dict[int, float], list[int]]:
-    """What rules add to logits, by token, and what alone may be drawn (empty: anything).
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What rules do to one draw: factors of logits and what is added, by token; what alone may be drawn, if not all."""
+
+    scale: dict[int, float]
+    bias: dict[int, float]
+    allowed: list[int]
+
+
+def in_effect(rules: Iterable[LogitsRule], answer: bytes, allowed: Iterable[int] = ()) -> Effect:
+    """What the rules that hold do together.
 
     Args:
         allowed: what alone may be drawn without them; empty: anything.
     """
+    scale: dict[int, float] = {}
     bias: dict[int, float] = {}
     only = set(allowed)
     for rule in rules:
         if not rule.holds(answer):
             continue
+        for token, value in rule.scale:
+            scale[token] = min(max(scale.get(token, 1.0) * value, 1.0 / _MOST_SCALE), _MOST_SCALE)
         for token, value in rule.bias:
             bias[token] = bias.get(token, 0.0) + value
         if rule.allow:
             # Where nothing would be left, the later rule wins.
             only = (only & set(rule.allow)) or set(rule.allow)
-    return bias, sorted(only)
+    return Effect(scale, bias, sorted(only))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +172,13 @@ def _step(given: object, default: int, place: str) -> int:
 
 
 def _value(given: object, kind: str, place: str) -> float:
-    if kind != "bias":
+    if kind not in _RANGES:
         if given is not None:
-            raise _wrong(place, "goes with do: bias only")
+            raise _wrong(place, "goes with do: bias and do: scale only")
         return 0.0
-    if not isinstance(given, (int, float)) or isinstance(given, bool) or not -LARGEST <= given <= LARGEST:
-        raise _wrong(place, f"must be a number from -{LARGEST:g} to {LARGEST:g}")
+    least, most = _RANGES[kind]
+    if not isinstance(given, (int, float)) or isinstance(given, bool) or not least <= given <= most:
+        raise _wrong(place, f"must be a number from {least:g} to {most:g}")
     return float(given)
 
 

@@ -52,6 +52,7 @@ class Sampling:
     shaping: Shaping = Shaping()
     rules: tuple[LogitsRule, ...] = ()
     grammar: str = ""  # what the answer must be, in the form of text/grammar.py; empty: anything
+    logit_scale: tuple[tuple[int, float], ...] = ()  # factors, before biases; of one step's rules
 
 
 @dataclass(frozen=True, slots=True)

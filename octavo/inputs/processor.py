@@ -215,6 +215,7 @@ class InputProcessor:
             not_seen=self._all_forms(rule.not_seen),
             bias=tuple((token, values[rule.kind]) for token in single) if rule.kind in values else (),
             allow=tuple(single) if rule.kind == "allow" else (),
+            scale=tuple((token, rule.value) for token in single) if rule.kind == "scale" else (),
         )
 
     def _all_forms(self, patterns: Sequence[Pattern]) -> tuple[tuple[int, ...], ...]:

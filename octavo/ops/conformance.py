@@ -374,6 +374,9 @@ def _sampling_cases() -> Iterator[Case]:
     yield _sampling("repetition penalty", many(temperature=0.0, repetition_penalty=1.7))
     yield _sampling("presence and frequency", many(temperature=0.0, presence_penalty=0.9, frequency_penalty=-0.7))
     yield _sampling("bias", many(logit_bias=((3, 5.0), (516, -100.0), (0, 2.5))))
+    scales = {"logit_scale": ((3, 2.5), (516, 0.5), (9, 100.0)), "logit_bias": ((3, 1.5),), "logprobs": 2}
+    yield _sampling("factors", many(temperature=0.0, **scales))
+    yield _sampling("factors, drawn", many(allowed_token_ids=(3, 9, 100, 516), **scales))
     yield _sampling("allowed ids", many(allowed_token_ids=(5, 100, 516)))
     yield _sampling(
         "all rules",

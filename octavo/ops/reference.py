@@ -266,7 +266,10 @@ class ReferenceOps:
     # --- sampling ---
 
     def process_logits(self, logits: Tensor) -> Tensor:
-        """Order as in vLLM: permitted and allowed ids, bias, repetition, frequency and presence penalties; then DRY."""
+        """Order as in vLLM: permitted and allowed ids, bias, repetition, frequency and presence penalties; then DRY.
+
+        Factors of a request's rules come before biases.
+        """
         out = logits.clone()
         for row, rules in zip(out, self._rows, strict=True):
             sampling = rules.sampling
@@ -276,6 +279,8 @@ class ReferenceOps:
                 keep = torch.full_like(row, -math.inf)
                 keep[list(sampling.allowed_token_ids)] = 0.0
                 row += keep
+            for token, factor in sampling.logit_scale:
+                row[token] *= factor
             for token, bias in sampling.logit_bias:
                 row[token] += bias
             row[list(rules.banned)] = -math.inf

@@ -141,7 +141,9 @@ async def http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     detail = error.detail
     if error.status_code == 404 and detail == HTTPStatus.NOT_FOUND.phrase:  # the router's own word
-        detail = f"nothing is served at {route_path(request.scope)[:_SHOWN_PATH]}; GET /openapi.json lists what is"
+        told = request.app.state.server.config.disable_fastapi_docs
+        hint = "check the path; a client's base URL usually ends in /v1" if told else "GET /openapi.json lists what is"
+        detail = f"nothing is served at {route_path(request.scope)[:_SHOWN_PATH]}; {hint}"
     info = ErrorInfo(detail, _type(error.status_code), None, error.status_code)
     return json_response(error_answer(info, route_path(request.scope)), error.status_code, dict(error.headers or {}))
 

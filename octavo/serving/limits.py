@@ -28,9 +28,12 @@ async def read_body(request: Request, limit: int) -> bytes:
         TooLargeError: more than `limit` bytes; no more than that is ever held.
         InvalidRequestError: it has no end that it promised, or is empty.
     """
-    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    kind = media_type(request) or "application/json"
     if kind != "application/json" and not kind.endswith("+json"):
-        raise MediaTypeError(f"Unsupported Media Type: only 'application/json' is allowed, got {kind[:64]!r}")
+        raise MediaTypeError(
+            f"the body came as {kind[:64]!r}, and JSON is expected: send a JSON object with the header "
+            "'Content-Type: application/json' (curl: -H 'Content-Type: application/json')"
+        )
     too_large = TooLargeError(f"the body is larger than {limit} bytes, the most this server takes (--max-body-size)")
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > limit:
@@ -48,6 +51,11 @@ async def read_body(request: Request, limit: int) -> bytes:
     if not body:
         raise InvalidRequestError("the body is empty; a JSON object was expected")
     return body
+
+
+def media_type(request: Request) -> str:
+    """What the body is by its own account, without parameters; "" where nothing is said."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def body_bytes(request: Request) -> int:

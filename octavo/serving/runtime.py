@@ -19,6 +19,7 @@ from octavo.config.environment import read_environment
 from octavo.config.values import parse_size
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.frontend import Frontend, build_frontend
+from octavo.engine.profile import profile_directory
 from octavo.engine.supervisor import EngineSupervisor
 from octavo.serving.access import AccessLog
 from octavo.serving.app import build_app
@@ -83,7 +84,7 @@ async def assemble(
         batches=Batches(files, models[0]),
         fingerprint={**dict(info.fingerprint), "octavo": octavo.__version__, "template": frontend.fingerprint()},
         settings=shown(config),
-        profile_dir=config.telemetry.profiler_dir or str(read_environment().cache_dir / "profiles"),
+        profile_dir=profile_directory(config),
         template_variables=template_variables(config.serving),
         pooling=None if frontend.pooler is None else frontend.pooling(info),
     )

@@ -80,7 +80,7 @@ def _content(value: Any) -> str | None:
 
 def _from_tokenizer_json(path: Path) -> LibraryBackend:
     with library_reads(f"{path} is not a tokenizer.json that this version reads"):
-        return LibraryBackend.from_file(str(path))
+        return LibraryBackend.from_buffer(path.read_bytes())  # the library opens no path beyond UTF-8
 
 
 def _from_vocab_and_merges(directory: Path, settings: Mapping[str, Any]) -> LibraryBackend:

@@ -57,6 +57,16 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
         assert "--max-model-len" in shown
 
 
+@pytest.mark.parametrize("words", [["inspect", "m\udcff"], ["replay", "-r", "r\udcff"], ["serve", "--config=c\udcff"]])
+def test_a_word_beyond_utf8_is_refused_as_that(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2
+    shown = capsys.readouterr().err
+    assert "\\xff is not UTF-8" in shown
+    assert "rename" in shown
+
+
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["srve"]) == 2
     assert "did you mean 'serve'?" in capsys.readouterr().err

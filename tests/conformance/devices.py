@@ -158,7 +158,8 @@ def fill_record(record: np.void, rules: RowRules) -> tuple[np.ndarray, ...]:
     names = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "top_k")
     for name in names:
         record[name] = getattr(sampling, name)
-    bias = [*sampling.logit_bias, *((token, -np.inf) for token in rules.banned)]
+    bias = [*sampling.logit_scale, *sampling.logit_bias, *((token, -np.inf) for token in rules.banned)]
+    record["scale_count"] = len(sampling.logit_scale)
     ids = np.array([token for token, _ in bias], np.int32)
     values = np.array([value for _, value in bias], np.float32)
     allowed = np.array(sampling.allowed_token_ids, np.int32)

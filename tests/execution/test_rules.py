@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from octavo.errors import InvalidRequestError
-from octavo.flow.logits_rules import MOST_RULES, NEVER, LogitsRule, in_effect, read_rules
+from octavo.flow.logits_rules import MOST_RULES, NEVER, Effect, LogitsRule, in_effect, read_rules
 from octavo.flow.request import Sampling
 from octavo.flow.sampling_params import SamplingParams
 from octavo.inputs.limits import InputLimits
@@ -46,9 +46,16 @@ def test_actions_add_up():
         LogitsRule(allow=(2, 3)),
         LogitsRule(from_step=9, allow=(7,)),
     )
-    assert in_effect(rules, b"") == ({1: 2.5, 2: NEVER}, [2, 3])
-    assert in_effect(rules, b"", [1, 3]) == ({1: 2.5, 2: NEVER}, [3])
-    assert in_effect(rules, b"", [1]) == ({1: 2.5, 2: NEVER}, [2, 3])  # nothing would be left: the later rule wins
+    assert in_effect(rules, b"") == Effect({}, {1: 2.5, 2: NEVER}, [2, 3])
+    assert in_effect(rules, b"", [1, 3]).allowed == [3]
+    assert in_effect(rules, b"", [1]).allowed == [2, 3]  # nothing would be left: the later rule wins
+
+
+def test_factors_multiply_within_bounds():
+    rules = (LogitsRule(scale=((1, 0.5), (2, 4.0))), LogitsRule(scale=((2, 2.0),)), LogitsRule(from_step=1))
+    assert in_effect(rules, b"").scale == {1: 0.5, 2: 8.0}
+    assert in_effect([LogitsRule(scale=((1, 100.0),))] * MOST_RULES, b"").scale == {1: 1e6}
+    assert in_effect([LogitsRule(scale=((1, 0.01),))] * MOST_RULES, b"").scale == {1: 1e-6}
 
 
 # --- what comes of it ------------------------------------------------------------------------------------------------
@@ -72,7 +79,11 @@ def test_rules_decide_what_is_drawn():
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.2, "seed": 3, "logit_bias": ((4, 3.0),)}])
 def test_both_backends_do_the_same(sampling):
-    rules = (LogitsRule(bias=tuple((i, 2.0) for i in range(20)), until_step=4), LogitsRule(after=((3,),), allow=(7, 8)))
+    rules = (
+        LogitsRule(bias=tuple((i, 2.0) for i in range(20)), until_step=4),
+        LogitsRule(after=((3,),), allow=(7, 8)),
+        LogitsRule(scale=tuple((i, 0.5 + i / 20) for i in range(5, 60)), from_step=1),
+    )
     spec = SPECS[NAME]
     reference = drive(spec, torch_worker(spec))
     wanted = reference.add(0, prompt(1, 20), Sampling(rules=rules, **sampling), stop_ids=(2,))
@@ -82,6 +93,18 @@ def test_both_backends_do_the_same(sampling):
     engine.run(line, 8, suppress_stop=True)
     assert line.drawn == wanted.drawn
     assert 2 not in line.drawn
+
+
+def test_a_factor_moves_a_token_by_its_logit():
+    """Of a logit above 0 a small factor makes the likeliest token lose; the answer's log-probability stays the raw."""
+    plain = alone(NAME, prompt(1, 20), Sampling(temperature=0.0, logprobs=0), 1)
+    token = plain.drawn[0]
+    rules = (LogitsRule(scale=((token, 0.01),)),)
+    assert alone(NAME, prompt(1, 20), Sampling(temperature=0.0, rules=rules), 1).drawn[0] != token
+    kept = (LogitsRule(scale=((token, 100.0),)),)
+    line = alone(NAME, prompt(1, 20), Sampling(temperature=1.0, logprobs=0, rules=kept), 1)
+    assert line.drawn == [token]
+    assert line.outputs[0].logprobs == plain.outputs[0].logprobs
 
 
 def test_a_preempted_answer_goes_on_by_the_same_rules():
@@ -110,11 +133,14 @@ def test_a_preempted_answer_goes_on_by_the_same_rules():
         ({}, "list"),
         ([3], "[0]"),
         ([{"do": "ban"}], "[0].tokens"),
-        ([{"do": "run", "tokens": [1]}], "bias, ban, allow"),
+        ([{"do": "run", "tokens": [1]}], "bias, scale, ban, allow"),
         ([{"do": "ban", "tokens": [1], "code": "x"}], "'code'"),
         ([{"do": "ban", "tokens": [1], "value": 2}], "value"),
         ([{"do": "bias", "tokens": [1]}], "value"),
         ([{"do": "bias", "tokens": [1], "value": 101}], "100"),
+        ([{"do": "scale", "tokens": [1]}], "from 0.01 to 100"),
+        ([{"do": "scale", "tokens": [1], "value": 0}], "from 0.01 to 100"),
+        ([{"do": "scale", "tokens": [1], "value": -2.0}], "from 0.01 to 100"),
         ([{"do": "bias", "tokens": [1], "value": float("nan")}], "100"),
         ([{"do": "ban", "tokens": [1], "when": {"step": 1}}], "'step'"),
         ([{"do": "ban", "tokens": [1], "when": {"from_step": -1}}], "from_step"),
@@ -142,6 +168,7 @@ def test_texts_become_tokens():
     assert rule.after == ((97, 98), (32, 97, 98))
     assert rule.bias == ((9, NEVER), (10, NEVER), (120, NEVER))
     assert prepared({"do": "allow", "tokens": ["x"]})[0].allow == (120,)
+    assert prepared({"do": "scale", "tokens": ["x", 9], "value": 0.5})[0].scale == ((9, 0.5), (120, 0.5))
     for wrong, told in (("xyz", "several"), (257, "257"), (-1, "-1")):
         with pytest.raises(InvalidRequestError, match=told):
             prepared({"do": "ban", "tokens": [wrong]})

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from octavo.cli.main import main
+from octavo.serving.responses.kept import Responses
 from tests.serving.scripted import HTTP, RunningServer, run_server
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -45,6 +46,49 @@ def test_a_receipt_is_given_and_taken(server: RunningServer, path: str, body: di
     assert "receipt" in chunks[-1]
     other = post(server, path, {**body, "receipt": {**receipt, "tokens": "0" * 64}}).json()["receipt"]
     assert other["replayed"] is False
+
+
+OTHERS: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/responses", {"input": "Hi", "temperature": 1.3, "instructions": "Be short."}, CHAT),
+    ("/v1/messages", {"model": "tiny", "max_tokens": 40, "messages": [{"role": "user", "content": "Hi"}]}, CHAT),
+    ("/generate", {"prompt": "Hi", "n": 2, "max_tokens": 9}, TEXT),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "told_path"), OTHERS)
+def test_other_apis_give_receipts_of_the_request_that_they_become(
+    server: RunningServer, path: str, body: dict[str, Any], told_path: str
+) -> None:
+    assert "receipt" not in post(server, path, body).json()
+    receipt = post(server, path, {**body, "deterministic": True}).json()["receipt"]
+    assert (receipt["path"], receipt["replayed"]) == (told_path, None)
+    again = post(server, path, {**body, "receipt": receipt}).json()["receipt"]
+    assert (again["replayed"], again["tokens"]) == (True, receipt["tokens"])
+    lines = post(server, path, {**body, "stream": True, "receipt": receipt}).text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if "{" in line]
+    told = [found for event in events if (found := event.get("response", event).get("receipt")) is not None]
+    assert [item["replayed"] for item in told] == [True]
+    elsewhere = post(server, told_path, {**receipt["request"], "receipt": receipt}).json()["receipt"]
+    assert elsewhere["replayed"] is True
+    changed = {name: "No" if name == "prompt" else value for name, value in body.items()} | {"temperature": 0.7}
+    refused = post(server, path, {**changed, "receipt": receipt})
+    assert refused.status_code == 400
+    assert "receipt" in refused.text
+
+
+def test_a_stored_conversation_is_in_the_receipt() -> None:
+    with run_server() as server:
+        server.state.responses = Responses("memory", 1 << 20)
+        first = post(server, "/v1/responses", {"input": "Hi"}).json()
+        asked = {"input": "And?", "previous_response_id": first["id"], "deterministic": True}
+        second = post(server, "/v1/responses", asked).json()
+        assert [message["role"] for message in second["receipt"]["request"]["messages"]] == [
+            "user",
+            "assistant",
+            "user",
+        ]
+        kept = HTTP.get(f"{server.url}/v1/responses/{second['id']}").json()
+        assert kept["receipt"] == second["receipt"]
 
 
 @pytest.mark.parametrize(

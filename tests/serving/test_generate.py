@@ -69,9 +69,45 @@ def test_the_best_of_several_answers(server: RunningServer) -> None:
     assert answer["usage"]["completion_tokens"] == 2 * sum(len(word) + 1 for word in WORDS)
     scored = post(server, "/v1/completions", prompt="a", best_of=3, max_tokens=20, logprobs=0).json()["choices"]
     assert [(choice["text"], choice["logprobs"]["token_logprobs"][0]) for choice in scored] == [("three.", -1.0)]
-    assert (
-        post(server, "/v1/chat/completions", messages=[{"role": "user", "content": "a"}], best_of=2).status_code == 400
-    )
+
+
+def test_the_best_answers_of_a_chat_and_of_the_bare_route(server: RunningServer) -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 20, "logprobs": True}
+    answer = post(server, "/v1/chat/completions", n=2, best_of=4, **chat).json()
+    told = [(choice["index"], choice["message"]["content"]) for choice in answer["choices"]]
+    assert told == [(0, "three."), (1, "fifteen.")]
+    assert answer["choices"][0]["logprobs"]["content"][0]["logprob"] == -1.0
+    assert answer["usage"]["completion_tokens"] == sum(len(word) + 1 for word in WORDS)
+    quiet = post(server, "/v1/chat/completions", best_of=3, **{**chat, "logprobs": None}).json()["choices"]
+    assert [(choice["message"]["content"], choice["logprobs"]) for choice in quiet] == [("three.", None)]
+    assert post(server, "/generate", prompt="x", best_of=3, max_tokens=20).json() == {"text": ["xthree."]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/generate", {"prompt": "a"}),
+    ],
+)
+def test_what_best_of_cannot_mean_is_refused_with_the_reason(
+    server: RunningServer, path: str, body: dict[str, Any]
+) -> None:
+    for more, told in (({"best_of": 3, "stream": True}, "known at the end"), ({"best_of": 1, "n": 2}, "at least n")):
+        answer = post(server, path, **body, **more)
+        assert answer.status_code == 400
+        assert told in answer.json()["error"]["message"]
+        assert answer.json()["error"]["param"] == "best_of"
+    assert post(server, path, **body, n=2, best_of=2, stream=True).status_code == 200
+
+
+def test_the_bare_route_tells_what_has_no_effect(server: RunningServer) -> None:
+    assert post(server, "/generate", prompt="a", mood=1, max_tokens=9).json()["warnings"] == [
+        "unknown field 'mood' was ignored"
+    ]
+    lines = post(server, "/generate", prompt="a", mood=1, max_tokens=9, stream=True).text.splitlines()
+    assert ["warnings" in json.loads(line) for line in lines] == [True, *[False] * (len(lines) - 1)]
 
 
 def test_an_answer_that_has_ended_is_not_computed_on(server: RunningServer) -> None:

@@ -173,7 +173,7 @@ def test_beam_search_in_a_chat_and_streamed(server: RunningServer) -> None:
         ({"early_stopping": "soon"}, "early_stopping"),
         ({"length_penalty": 1e999}, "length_penalty"),
         ({"repetition_penalty": 1.1}, "repetition_penalty"),
-        ({"best_of": 1, "n": 2}, "beams"),
+        ({"best_of": 1, "n": 2}, "best_of"),
     ],
 )
 def test_what_does_not_go_with_beams(server: RunningServer, body: dict[str, object], word: str) -> None:

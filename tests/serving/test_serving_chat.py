@@ -203,7 +203,7 @@ def test_tools_pass_when_none_may_be_called(server: RunningServer) -> None:
         ({"cache_control": {"type": "ephemeral", "ttl": "2y"}}, "ttl"),
         ({"prompt_cache_retention": "48h"}, "prompt_cache_retention"),
         ({"prompt_cache_key": "k" * 2000}, "prompt_cache_key"),
-        ({"best_of": 3}, "best_of"),
+        ({"best_of": 3, "stream": True}, "best_of"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}, "stream": False}, "stream_options"),

@@ -1,5 +1,6 @@
 """The server as a citizen: errors, keys, limits, health, metrics, models, tokenizing."""
 
+import json
 import socket
 from collections.abc import Iterator
 
@@ -53,11 +54,6 @@ def test_malformed_bodies(server: RunningServer, body: bytes) -> None:
     assert HTTP.post(server.url + CHAT, json=GOOD).status_code == 200
 
 
-def test_other_media_types(server: RunningServer) -> None:
-    answer = raw(server, b"{}", "text/plain")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (415, 415)
-
-
 def test_too_large(server: RunningServer) -> None:
     answer = raw(server, b'{"a":"' + b"x" * (1 << 20) + b'"}')
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, 413)
@@ -68,6 +64,35 @@ def test_too_large(server: RunningServer) -> None:
 
     unsized = HTTP.post(server.url + CHAT, content=chunks(), headers={"content-type": "application/json"})
     assert unsized.status_code == 413
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/tokenize"])
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded; charset=utf-8", "json"])
+def test_a_body_of_another_kind_is_told_what_to_send(server: RunningServer, path: str, kind: str) -> None:
+    answer = HTTP.post(server.url + path, content=b'{"messages": []}', headers={"content-type": kind})
+    assert answer.status_code == 415
+    error = answer.json()["error"]
+    if path == "/v1/messages":
+        assert (answer.json()["type"], error["type"]) == ("error", "invalid_request_error")
+    else:
+        assert (error["type"], error["code"]) == ("UnsupportedMediaTypeError", 415)
+    assert repr(kind.partition(";")[0]) in error["message"]
+    assert "Content-Type: application/json" in error["message"]
+
+
+def test_a_body_without_a_kind_is_json(server: RunningServer) -> None:
+    for headers in ({}, {"content-type": ""}):
+        answer = HTTP.post(server.url + CHAT, content=json.dumps(GOOD).encode(), headers=headers)
+        assert answer.status_code == 200
+
+
+def test_no_error_points_to_documents_that_are_off() -> None:
+    with run_server(config=config_of(disable_fastapi_docs=True)) as server:
+        for path in ("/v1/nothing", "/openapi.json", "/docs"):
+            told = HTTP.get(server.url + path).json()["error"]
+            assert told["code"] == 404
+            assert "openapi" not in told["message"].replace(path, "")
+            assert "/v1" in told["message"]
 
 
 def test_unknown_model_path_and_method(server: RunningServer) -> None:

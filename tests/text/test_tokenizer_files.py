@@ -1,6 +1,7 @@
 """Tokenizers from model directories: the ids and special tokens that transformers gives for the same files."""
 
 import json
+import os
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
@@ -81,6 +82,14 @@ def test_added_tokens_of_the_configuration(tmp_path):
     assert (ours.id_of("<tool>"), ours.id_of("</tool>")) == (400, 401)
     assert 401 in ours.special_ids
     assert 400 not in ours.special_ids
+
+
+def test_a_directory_may_have_any_name(tmp_path):
+    directory = tmp_path / os.fsdecode(b"m\xff")
+    directory.mkdir()
+    ours = load_tokenizer_file(write(tmp_path, trained()))
+    (directory / "tokenizer.json").write_bytes((tmp_path / "tokenizer.json").read_bytes())
+    assert load_tokenizer_file(directory).encode("a text") == ours.encode("a text")
 
 
 def test_padding_and_truncation_of_training_are_dropped(tmp_path):

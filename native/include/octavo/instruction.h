@@ -195,14 +195,14 @@ typedef struct {
   int32_t logprobs;       /* -1: none asked; k >= 0: sampled token and the k likeliest, k <= top_stride */
   uint64_t seed;
   int32_t output_index;   /* of the token drawn now */
-  int32_t bias_count;     /* added to logits; -inf bans */
+  int32_t bias_count;     /* entries: the first scale_count multiply logits, the others are added; -inf bans */
   const int32_t* bias_ids;
   const float* bias_values;
   const int32_t* allowed_ids; /* when allowed_count > 0, all others are banned */
   int32_t allowed_count;
   int32_t prompt_len;
   int32_t history_len;    /* prompt and outputs so far */
-  int32_t reserved;
+  int32_t scale_count;
   const int32_t* history;
   const uint32_t* permitted; /* null: all; else a bit a token from bit 0 of word 0, [(vocab + 31) / 32] */
   float typical_p;        /* 0 or 1: off */

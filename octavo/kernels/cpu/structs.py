@@ -170,7 +170,7 @@ class OctavoSampling(ctypes.Structure):
         ("allowed_count", ctypes.c_int32),
         ("prompt_len", ctypes.c_int32),
         ("history_len", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("scale_count", ctypes.c_int32),
         ("history", ctypes.c_uint64),
         ("permitted", ctypes.c_uint64),
         ("typical_p", ctypes.c_float),

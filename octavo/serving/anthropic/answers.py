@@ -5,6 +5,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from octavo.flow.receipt import ReceiptFields
+
 
 class TextBlock(msgspec.Struct, frozen=True, tag="text"):
     """Words to the user."""
@@ -50,6 +52,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
     stop_sequence: str | None
     usage: MessageUsage
     warnings: list[str] | UnsetType = UNSET
+    receipt: ReceiptFields | UnsetType = UNSET
 
 
 class TokenCount(msgspec.Struct, frozen=True):
@@ -119,6 +122,7 @@ class MessageDelta(msgspec.Struct, frozen=True, tag="message_delta"):
 
     delta: MessageEnd
     usage: MessageUsage
+    receipt: ReceiptFields | UnsetType = UNSET
 
 
 class MessageStop(msgspec.Struct, frozen=True, tag="message_stop"):

@@ -144,7 +144,8 @@ class _Answer:
             yield from self._part(event)
         if delta.finish_reason is not None:
             yield from self._close()
-            yield MessageDelta(self._end(delta.finish_reason.value, delta.stop_reason), self._usage())
+            end = self._end(delta.finish_reason.value, delta.stop_reason)
+            yield MessageDelta(end, self._usage(), self._job.written())
             yield MessageStop()
 
     def _part(self, event: AnswerEvent) -> Iterator[MessageEvent]:
@@ -190,6 +191,7 @@ class _Answer:
             stop_sequence=sequence,
             usage=self._usage(),
             warnings=job.warnings or UNSET,
+            receipt=UNSET if reason is None else job.written(),
         )
 
     def _usage(self) -> MessageUsage:

@@ -50,10 +50,13 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     cache_salt: str | None = None
     timeout: float | None = None
     ttft_deadline: float | None = None
+    deterministic: bool | None = None
+    receipt: JsonObject | None = None
 
 
 # Fields that chat requests have by the same name.
 SAME = (
     *("model", "max_tokens", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty"),
     *("frequency_penalty", "repetition_penalty", "priority", "cache_salt", "timeout", "ttft_deadline"),
+    *("deterministic", "receipt"),
 )

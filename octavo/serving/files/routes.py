@@ -14,6 +14,7 @@ from octavo.errors import InvalidRequestError, OctavoError
 from octavo.serving.errors import MediaTypeError, TooLargeError, json_response
 from octavo.serving.files.schema import PURPOSES, UPLOADED, FileDeleted, FileList
 from octavo.serving.files.store import MONTH
+from octavo.serving.limits import media_type
 from octavo.serving.paging import read_page
 from octavo.serving.record import record_of
 from octavo.serving.state import state_of
@@ -38,9 +39,12 @@ async def upload(request: Request) -> Response:
     state.check_admission()
     files = state.files
     await files.call(lambda _: None)  # says at once that there is no store
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = media_type(request)
     if kind != "multipart/form-data":
-        raise MediaTypeError(f"Unsupported Media Type: files come as 'multipart/form-data', got {kind[:64]!r}")
+        raise MediaTypeError(
+            f"the body came as {kind[:64]!r}, and a form is expected: send file and purpose as 'multipart/form-data' "
+            "(curl: -F purpose=batch -F file=@requests.jsonl)"
+        )
     try:
         parser = MultiPartParser(
             request.headers,

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from octavo.serving.receipt import ReceiptFields
+from octavo.flow.receipt import ReceiptFields
 
 OWNER = "octavo"
 
@@ -253,9 +253,12 @@ class Detokenized(msgspec.Struct, frozen=True):
 
 
 class Generated(msgspec.Struct, frozen=True):
-    """Answer to POST /generate: the prompt and what follows it, for each of n."""
+    """Answer to POST /generate: the prompt and what follows it, for each of n. Streamed, warnings come with the first
+    line and a receipt with the last."""
 
     text: list[str]
+    warnings: list[str] | UnsetType = UNSET
+    receipt: ReceiptFields | UnsetType = UNSET
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):

@@ -30,9 +30,11 @@ from octavo.serving.openai.generation import (
     AnswerParts,
     Job,
     Reading,
+    best_of,
     default_length,
     error_in,
     gather,
+    more_drawn,
     open_job,
     read_generation,
     sampling_params,
@@ -55,7 +57,7 @@ async def create_chat_completion(request: Request) -> Response:
     answer = _Answer(body, job, state, choice)
     if not body.stream:
         parts = await until_disconnect(request.receive, gather(job))
-        return json_response(answer.whole(parts))
+        return json_response(answer.whole(best_of(parts, job, body.n or 1)))
     events = answer.events()
     # Whatever fails before the first token is an HTTP status, not an event.
     first = await until_disconnect(request.receive, anext(events))
@@ -160,7 +162,8 @@ def _params(body: ChatRequest, state: ServerState, form: StructuredOutputsParams
     if top is not None and not 0 <= top <= most:
         raise InvalidRequestError(f"top_logprobs must be between 0 and {most}, got {top}", "top_logprobs")
     top = (top or 0) if body.logprobs else None
-    return sampling_params(body, state, _asked_length(body), logprobs=top, structured_outputs=form)
+    params = sampling_params(body, state, _asked_length(body), logprobs=top, structured_outputs=form)
+    return more_drawn(params, body)
 
 
 class _Answer:

@@ -1,8 +1,6 @@
 """POST /v1/completions."""
 
-import math
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 from msgspec import UNSET
@@ -24,9 +22,11 @@ from octavo.serving.openai.generation import (
     Job,
     Prompt,
     Reading,
+    best_of,
     default_length,
     error_in,
     gather,
+    more_drawn,
     open_job,
     read_generation,
     sampling_params,
@@ -49,37 +49,19 @@ async def create_completion(request: Request) -> Response:
     prompts = read_prompts(body.prompt)
     check_counts(body, len(prompts))
     form, said = read_form(body)
-    params = _params(body, state, form)
-    drawn = body.n or 1
-    if body.best_of is not None and not body.use_beam_search:
-        drawn = body.best_of
-        params = replace(params, n=drawn, logprobs=params.logprobs or 0) if drawn > (body.n or 1) else params
+    params = more_drawn(_params(body, state, form), body)
     options = {"add_special_tokens": True if body.add_special_tokens is None else body.add_special_tokens}
     longest = default_length(state, body.max_tokens, _DEFAULT_MAX_TOKENS)
     reading = Reading(warnings=warnings + said, longest=longest)
     job = await open_job(request, state, body, [(prompt, options) for prompt in prompts], params, reading)
     if not body.stream:
         parts = await until_disconnect(request.receive, gather(job))
-        kept = _best(parts, job, body.n or 1) if drawn > (body.n or 1) else parts
+        kept = best_of(parts, job, body.n or 1)
         return json_response(_Answer(body, job, state, prompts).whole(kept))
     events = _Answer(body, job, state, prompts).events()
     # Whatever fails before the first token is an HTTP status, not an event.
     first = await until_disconnect(request.receive, anext(events))
     return EventStream(first, events)
-
-
-def _best(parts: Sequence[AnswerParts], job: Job, n: int) -> list[AnswerParts]:
-    """Of each prompt's answers the n of the highest log-probability a token (OpenAI API reference, best_of)."""
-    kept: list[AnswerParts] = []
-    for first in range(0, len(parts), job.n):
-        kept += sorted(parts[first : first + job.n], key=_likelihood, reverse=True)[:n]
-    job.n = n
-    return kept
-
-
-def _likelihood(part: AnswerParts) -> float:
-    values = [entry.logprobs[0] for entry in part.logprobs]
-    return sum(values) / len(values) if values else -math.inf
 
 
 def read_prompts(prompt: Any) -> list[Prompt]:

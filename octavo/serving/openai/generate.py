@@ -1,8 +1,9 @@
 """POST /generate: the bare route of `vllm.entrypoints.api_server`, a prompt with sampling parameters beside it."""
 
-import json
 from collections.abc import AsyncGenerator
 
+import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,9 +15,11 @@ from octavo.serving.openai.forms import read_form
 from octavo.serving.openai.generation import (
     Job,
     Reading,
+    best_of,
     default_length,
     error_in,
     gather,
+    more_drawn,
     open_job,
     read_generation,
     sampling_params,
@@ -26,6 +29,7 @@ from octavo.serving.state import state_of
 from octavo.serving.stream import EventStream, until_disconnect
 
 _READER = BodyReader(GenerateRequest, COMPLETION)
+_encode = msgspec.json.Encoder().encode
 _DEFAULT_MAX_TOKENS = 16  # of vLLM's SamplingParams
 
 
@@ -36,12 +40,13 @@ async def generate(request: Request) -> Response:
     if not body.prompt:
         raise InvalidRequestError("prompt: the prompt is empty; it needs at least one token", "prompt")
     form, said = read_form(body)
-    params = sampling_params(body, state, body.max_tokens, structured_outputs=form)
+    params = more_drawn(sampling_params(body, state, body.max_tokens, structured_outputs=form), body)
     reading = Reading(warnings=warnings + said, longest=default_length(state, body.max_tokens, _DEFAULT_MAX_TOKENS))
     job = await open_job(request, state, body, [(body.prompt, {})], params, reading)
     if not body.stream:
-        parts = await until_disconnect(request.receive, gather(job))
-        return json_response(Generated([body.prompt + part.text for part in parts]))
+        parts = best_of(await until_disconnect(request.receive, gather(job)), job, body.n or 1)
+        texts = [body.prompt + part.text for part in parts]
+        return json_response(Generated(texts, job.warnings or UNSET, job.written()))
     lines = _lines(job, body.prompt)
     first = await until_disconnect(request.receive, anext(lines))
     return EventStream(first, lines, b"", _failed)
@@ -56,9 +61,12 @@ async def _lines(job: Job, prompt: str) -> AsyncGenerator[bytes, None]:
                 job.tally.add(delta)
                 texts[delta.index] += delta.text
             if deltas:
-                yield _line({"text": texts})
+                warnings, job.warnings = job.warnings, []
+                yield _line(Generated(texts, warnings or UNSET))
             if error:
                 raise error
+        if job.receipt is not None:
+            yield _line(Generated(texts, receipt=job.written()))
 
 
 def _failed(error: Exception) -> bytes:
@@ -66,4 +74,4 @@ def _failed(error: Exception) -> bytes:
 
 
 def _line(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode() + b"\n"
+    return _encode(value) + b"\n"

@@ -1,6 +1,7 @@
 """From a body to running requests and back: sampling parameters, prompts, usage; the same for chat and completions."""
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from octavo.engine.async_engine import RequestStream
 from octavo.errors import DeadlineExceededError, InternalError, InvalidRequestError, OctavoError
 from octavo.flow.cache_report import CacheReport
 from octavo.flow.delta import TextDelta
+from octavo.flow.receipt import Receipt, ReceiptFields, open_receipt
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import FinishReason, TokenLogprobs
 from octavo.flow.sampling_params import SamplingParams
@@ -23,11 +25,10 @@ from octavo.serving.limits import LONG_TEXT, check_counts, check_depth, read_bod
 from octavo.serving.openai.answers import PromptTokensDetails, Usage
 from octavo.serving.openai.cache_report import told
 from octavo.serving.openai.notices import notices
-from octavo.serving.openai.schema import BodyReader, GenerationFields, refuse_unsupported
+from octavo.serving.openai.schema import BodyReader, ChatRequest, GenerationFields, refuse_unsupported
 from octavo.serving.openai.server_defaults import fill_in
 from octavo.serving.openai.wishes import read_beam, read_cache_wish, with_wishes
-from octavo.serving.receipt import Receipt, ReceiptFields, open_receipt
-from octavo.serving.record import record_of, route_path
+from octavo.serving.record import record_of
 from octavo.serving.state import ServerState
 from octavo.serving.stream import until_disconnect
 from octavo.serving.tenant import tenant_of
@@ -36,6 +37,7 @@ from octavo.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 
+CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
 _MAX_ID = 128
 _MAX_SECONDS = 1e9
 # How an answer's id begins, by the end of the path that was asked.
@@ -103,7 +105,7 @@ class Job:
         drawn = self.tally.drawn
         if self.receipt is None or drawn is None:
             return UNSET
-        choices = [(item.id, index) for item in self.requests for index in range(self.n)]
+        choices = [(item.id, index) for item in self.requests for index in range(item.n)]
         return self.receipt.written([drawn.get(choice, []) for choice in choices])
 
     def take_reports(self, tokenizer: Tokenizer | None) -> list[dict[str, Any]] | UnsetType:
@@ -190,7 +192,8 @@ async def open_job(
     Raises:
         OctavoError: a prompt or parameter is refused, or the engine takes none.
     """
-    receipt = open_receipt(body, route_path(request.scope), state.fingerprint)
+    # Other APIs' bodies have become one of these two: that is what is sent to give an answer again.
+    receipt = open_receipt(body, CHAT_PATH if isinstance(body, ChatRequest) else TEXT_PATH, state.fingerprint)
     if receipt is not None:
         params = replace(params, seed=body.seed)
     beam, wish = read_beam(body), read_cache_wish(body)
@@ -361,3 +364,26 @@ async def gather(job: Job) -> list[AnswerParts]:
                 job.tally.add(delta)
                 parts[job.index_of(delta)].add(delta)
     return parts
+
+
+def more_drawn(params: SamplingParams, body: GenerationFields) -> SamplingParams:
+    """The parameters with as many answers as `best_of` has drawn, and what they are compared by."""
+    if body.best_of is None or body.use_beam_search or body.best_of <= params.n:
+        return params
+    return replace(params, n=body.best_of, logprobs=params.logprobs or 0)
+
+
+def best_of(parts: list[AnswerParts], job: Job, n: int) -> list[AnswerParts]:
+    """Of each prompt's answers the n of the highest log-probability a token (OpenAI API reference, best_of)."""
+    if n >= job.n:
+        return parts
+    kept: list[AnswerParts] = []
+    for first in range(0, len(parts), job.n):
+        kept += sorted(parts[first : first + job.n], key=_likelihood, reverse=True)[:n]
+    job.n = n
+    return kept
+
+
+def _likelihood(part: AnswerParts) -> float:
+    values = [entry.logprobs[0] for entry in part.logprobs]
+    return sum(values) / len(values) if values else -math.inf

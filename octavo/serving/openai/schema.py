@@ -198,17 +198,17 @@ def refuse_unsupported(body: GenerationFields) -> None:
 
 
 def _check_best_of(body: GenerationFields) -> None:
-    """The best of several answers: only of a text completion that comes whole."""
+    """The best of several answers: only where they come whole."""
     best, n = body.best_of, body.n or 1
-    if best is None or best == n or body.use_beam_search:
+    if best is None or best == n:
         return
     if best < n:
         raise InvalidRequestError(f"best_of must be at least n, got best_of={best} and n={n}", "best_of")
-    if not isinstance(body, CompletionRequest):
-        raise InvalidRequestError(f"best_of must equal n here, got best_of={best} and n={n}", "best_of")
-    if body.stream:
+    if body.stream and not body.use_beam_search:
         raise InvalidRequestError(
-            "best_of does not go with stream: which answers are best is known at the end", "best_of"
+            f"best_of={best} with n={n} does not go with stream: which answers are best is known at the end; "
+            "leave out best_of (and set n), or stream",
+            "best_of",
         )
 
 

@@ -143,6 +143,7 @@ class _Making:
                 yield await self._ended([writer.state("failed")])
             raise
         closing = writer.finish(reason, tally)
+        writer.response.receipt = self.job.written()
         # It is kept before its end is told, so that whoever has read that can go on from it.
         if writer.response.store and self.run is None:
             await self._keep(None)

@@ -5,6 +5,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from octavo.flow.receipt import ReceiptFields
+
 JsonObject = dict[str, Any]
 
 
@@ -53,13 +55,15 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     timeout: float | None = None
     ttft_deadline: float | None = None
     chat_template_kwargs: JsonObject | None = None
+    deterministic: bool | None = None
+    receipt: JsonObject | None = None
 
 
 # Fields that chat requests have by the same name.
 SAME = (
     *("model", "parallel_tool_calls", "temperature", "top_p", "prompt_cache_key", "prompt_cache_retention", "top_k"),
     *("min_p", "seed", "stop", "presence_penalty", "frequency_penalty", "repetition_penalty", "priority", "cache_salt"),
-    *("timeout", "ttft_deadline", "chat_template_kwargs", "stream"),
+    *("timeout", "ttft_deadline", "chat_template_kwargs", "stream", "deterministic", "receipt"),
 )
 
 
@@ -94,6 +98,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     user: str | None = None
     metadata: dict[str, str] = {}
     warnings: list[str] | UnsetType = UNSET
+    receipt: ReceiptFields | UnsetType = UNSET
 
 
 class ResponseEvent(msgspec.Struct, frozen=True):
