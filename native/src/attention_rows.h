@@ -19,6 +19,8 @@ struct Attention {
   bool both_ways; // keys behind the query are seen, too
   float scale, softcap;
   const float *slopes, *sinks; // of each head; null: none
+  const float* distances; // of each head, by distance; null: none
+  int64_t reach; // the distance from which on it stays the same
   CacheLayer layer;
   const float* in;
   float* out;
@@ -27,7 +29,8 @@ struct Attention {
       : heads(code.i[1]), kv_heads(code.i[2]), head_dim(code.i[3]), padded((head_dim + 15) / 16 * 16),
         group(heads / kv_heads), window(code.i[4]), chunk(code.i[7]), both_ways(code.i[10] != 0), scale(code.f[0] * kLog2E),
         softcap(code.f[1] * kLog2E), slopes(static_cast<const float*>(code.p[0])),
-        sinks(static_cast<const float*>(code.p[1])), layer(*program.cache, code, kv_heads, head_dim),
+        sinks(static_cast<const float*>(code.p[1])), distances(static_cast<const float*>(code.p[2])),
+        reach(static_cast<int64_t>(code.f[2])), layer(*program.cache, code, kv_heads, head_dim),
         in(program.buffer[code.in0]), out(program.buffer[code.out]) {}
 
   // Never less for a later position.

@@ -33,6 +33,16 @@ struct SeenScores {
     }
   }
 
+  // numbers: what is added, times `unit`, for a key at -reach - 16 .. reach + 15 from the query; `distance` as for `lean`.
+  void add_by_distance(const float* numbers, float unit, int64_t reach, int64_t distance) const {
+    for (int at = begin(); at < end(); at += 16) {
+      int64_t far = distance + at;
+      if (far > reach) far = reach;
+      if (far < -reach - 16) far = -reach - 16;
+      store(scores + at, fma(load(numbers + far + reach + 16), set1(unit), load(scores + at)));
+    }
+  }
+
   void hide_others() const {
     for (int at = begin(); at < first; at += 16) hide(at, first - at < 16 ? first - at : 16, 16);
     for (int at = last / 16 * 16; at < end(); at += 16) hide(at, 0, last > at ? last - at : 0);

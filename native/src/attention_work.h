@@ -380,6 +380,11 @@ private:
         const float slope = attention_.slopes[kv_head_ * attention_.group + head] * kLog2E;
         seen_scores.lean(slope, begin - tokens_[token].position);
       }
+      if (attention_.distances != nullptr) {
+        const int64_t of_head = (kv_head_ * attention_.group + head) * (2 * attention_.reach + 32);
+        const int64_t distance = begin - tokens_[token].position;
+        seen_scores.add_by_distance(attention_.distances + of_head, kLog2E, attention_.reach, distance);
+      }
       seen_scores.hide_others();
       part_.largest[row] = seen_scores.largest_score();
       part_.weight[row] = seen_scores.to_weights(part_.largest[row]);

@@ -184,7 +184,14 @@ def _attention(spec: AttentionSpec, take: Take[V], place: str, name: str, hidden
         out=take.matrix(place, f"{name}.out", out, width),
         out_bias=take.bias(place, f"{name}.out", out) if spec.out_bias else None,
         sinks=take.parameters(place, f"{name}.sinks", [(f"{name}.sinks", spec.heads)]) if spec.sinks else None,
+        distances=_distances(spec, take, place, f"{name}.distances"),
     )
+
+
+def _distances(spec: AttentionSpec, take: Take[V], place: str, name: str) -> V | None:
+    if spec.distances is None:
+        return None
+    return take.parameters(place, name, [(name, spec.distances.buckets * spec.heads)])
 
 
 def _latent(spec: LatentSpec, take: Take[V], place: str, name: str, hidden: int) -> LatentWeights[V]:

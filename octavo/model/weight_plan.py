@@ -3,6 +3,7 @@
 Everything that does not fit is collected and reported together.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -239,6 +240,8 @@ class _Planner:
         negative: list[bool] = []
         for part, rows in parts:
             source, tensor = self._find(place, part, "")
+            if source is not None and tensor is not None and source.flat:
+                tensor = replace(tensor, shape=(math.prod(tensor.shape),))
             if source is not None and tensor is not None and self._fits(tensor, (rows,)) and self._is_float(tensor):
                 tensors.append(tensor)
                 negative.append(source.negative_exp)

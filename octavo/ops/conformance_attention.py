@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from octavo.ops.conformance import QUANTIZED, CacheShape, Case, Device, Scene, numbers, rope_of, spans_of, tables_for
 from octavo.ops.interface import LayerCache
-from octavo.spec.decoder import AttentionSpec, NormSpec, RopeSpec
+from octavo.spec.decoder import AttentionSpec, DistanceSpec, NormSpec, RopeSpec
 
 # Steps of a case, each (slot, start, count): prompts, chunks, decode and all of them mixed; contexts past any window.
 _STEPS = (
@@ -39,12 +39,15 @@ def _attention(label: str, spec: AttentionSpec, dtype: str, block_size: int = 16
             gains = (device.put(1 + numbers(20, spec.head_dim, scale=0.1)), device.put(numbers(21, spec.head_dim)))
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
         sinks = device.put(numbers(22, spec.heads)) if spec.sinks else None
+        far = None
+        if spec.distances is not None:
+            far = device.put(numbers(23, spec.distances.buckets * spec.heads))
         results: list[NDArray[Any]] = []
         for number, rows in enumerate(_STEPS):
             ops, step = device.begin(Scene(spans_of(rows)))
             qkv = device.put(numbers(30 + number, sum(count for _, _, count in rows), width))
             q = ops.qkv_rope_cache(qkv, spec, LayerCache(1, 1), step.positions, rope, *gains)
-            results += [device.get(q), device.get(ops.paged_attention(q, spec, LayerCache(1, 1), sinks))]
+            results += [device.get(q), device.get(ops.paged_attention(q, spec, LayerCache(1, 1), sinks, far))]
         return results
 
     return Case("attention", label, run, tolerance, shape)
@@ -102,6 +105,11 @@ def _biased_cases() -> Iterator[Case]:
     both = spec(9, 3, 64, alibi=_slopes(9), sinks=True)
     for dtype in ("float16", "bfloat16", *QUANTIZED):
         yield _attention(f"ALiBi and sinks {dtype}", both, dtype)
+    for mask in masks:
+        yield _attention(f"distances {mask}", spec(4, 2, 32, distances=DistanceSpec(32, 128), **mask), "float32")
+    near = spec(9, 3, 64, distances=DistanceSpec(8, 20), alibi=_slopes(9), sinks=True)
+    yield _attention("distances that end soon", near, "float32")
+    yield _attention("distances both ways", replace(near, causal=False), "float32", 24)
     yield _attention("ALiBi and sinks of 17 heads", spec(17, 1, 16, alibi=_slopes(17), sinks=True), "float32")
     for block_size in (1, 5, 24):
         for dtype in ("float16", "int8", "int4") if block_size == 24 else ("bfloat16", "fp8_e4m3"):

@@ -153,12 +153,20 @@ class Ops(Protocol[A, V, I]):
         """Each row times the factor of its position."""
         ...
 
-    def paged_attention(self, q: A, spec: AttentionSpec, cache: LayerCache, sinks: V | None = None) -> A:
+    def paged_attention(
+        self,
+        q: A,
+        spec: AttentionSpec,
+        cache: LayerCache,
+        sinks: V | None = None,
+        distances: V | None = None,
+    ) -> A:
         """Opaque. softmax(scale * q.k, softcapped, leant by distance, causal, inside window and chunk) . v over each
         row's own sequence. Where the spec is not causal, keys behind the query are seen as well.
 
         q [T, heads * head_dim] -> [T, heads * head_dim].  Source: Kwon et al. 2023, arXiv:2309.06180. sinks [heads],
         exactly when the spec has them: logits that join the softmax's denominator (Xiao et al. 2024, arXiv:2309.17453).
+        distances [buckets * heads], exactly when the spec has them: added to the scores of the keys of a bucket.
         """
         ...
 

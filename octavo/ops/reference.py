@@ -159,7 +159,14 @@ class ReferenceOps:
         spans = torch.floor((positions.float() + 1) / spec.span)
         return x * (1 + spec.scale * torch.log1p(spans)).unsqueeze(1)
 
-    def paged_attention(self, q: Tensor, spec: AttentionSpec, cache: LayerCache, sinks: Tensor | None = None) -> Tensor:
+    def paged_attention(
+        self,
+        q: Tensor,
+        spec: AttentionSpec,
+        cache: LayerCache,
+        sinks: Tensor | None = None,
+        distances: Tensor | None = None,
+    ) -> Tensor:
         assert self._store is not None, "attention needs a cache"
         out = torch.zeros_like(q)
         for span in self._spans:
@@ -168,7 +175,7 @@ class ReferenceOps:
             first = _first_key(spec, span.start)
             k, v = self._store.read(cache, span.slot, first, end)
             at = torch.arange(span.start, end), torch.arange(first, end)
-            out[part] = _attend(q[part], k, v, spec, at, sinks)
+            out[part] = _attend(q[part], k, v, spec, at, sinks, distances)
         return out
 
     # --- latent attention ---
@@ -404,7 +411,13 @@ def _rotate(x: Tensor, rope: RopeTable, positions: Tensor) -> Tensor:
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, at: tuple[Tensor, Tensor], sinks: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spec: AttentionSpec,
+    at: tuple[Tensor, Tensor],
+    sinks: Tensor | None,
+    distances: Tensor | None,
 ) -> Tensor:
     """q [count, heads*head_dim]; k, v [keys, kv_heads, head_dim]; `at`: the positions of queries and of keys."""
     count, group = q.shape[0], spec.heads // spec.kv_heads
@@ -416,6 +429,10 @@ def _attend(
     if spec.alibi is not None:
         slopes = torch.tensor(spec.alibi).view(spec.kv_heads, group, 1, 1)
         scores = scores + slopes * (key_at - query_at)
+    if spec.distances is not None and distances is not None:
+        buckets = torch.tensor([[spec.distances.bucket(int(far)) for far in row] for row in key_at - query_at])
+        leant = distances.view(spec.distances.buckets, spec.kv_heads, group)[buckets]
+        scores = scores + leant.permute(2, 3, 0, 1)
     visible = key_at <= query_at if spec.causal else torch.ones(len(at[0]), len(at[1]), dtype=torch.bool)
     if spec.window is not None:
         visible &= (key_at > query_at - spec.window) & (key_at < query_at + spec.window)

@@ -5,6 +5,7 @@ adds a field with a default or a new body type; no existing field changes its me
 nothing is derived later ("scale" is the number that multiplies the scores).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -116,6 +117,25 @@ class QueryScaleSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DistanceSpec:
+    """Scores get a learned number by how far the key is from the query: half of `buckets` for keys behind it, half for
+    the others; near ones have one each, farther ones share one in steps of a logarithm, and from `reach` on the last.
+    Raffel et al. 2020, arXiv:1910.10683, section 2.1."""
+
+    buckets: int
+    reach: int
+
+    def bucket(self, distance: int) -> int:
+        """Of a key at `distance` from the query."""
+        half, far = self.buckets // 2, abs(distance)
+        near = half // 2
+        if far >= near:
+            steps = math.log(far / near) / math.log(self.reach / near) * (half - near)
+            far = min(near + int(steps + 1e-9), half - 1)  # whole steps are meant to be whole
+        return far + (half if distance > 0 else 0)
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """Grouped-query attention over the paged cache."""
 
@@ -136,6 +156,7 @@ class AttentionSpec:
     # Of each head: added to a score is slope * (key position - query position), after the softcap.  Press et al. 2022,
     # arXiv:2108.12409, section 3.
     alibi: tuple[float, ...] | None = None
+    distances: DistanceSpec | None = None  # each head has a learned number for each bucket, added as ALiBi's are
     sinks: bool = False  # each head has a learned logit in the softmax's denominator, as of a key without a value
     causal: bool = True  # else keys behind the query are seen, too, and a window reaches as far behind it as before it
 

@@ -41,6 +41,7 @@ ENCODERS: dict[str, tuple[str, dict[str, Any], str]] = {
         "XLMRoberta",
     ),
     "distilbert": ("DistilBertConfig", {"dim": 48, "n_layers": 3, "n_heads": 3, "hidden_dim": 80}, "DistilBert"),
+    "mpnet": ("MPNetConfig", {"pad_token_id": 1, "max_position_embeddings": 130}, "MPNet"),
     "modernbert": ("ModernBertConfig", {"local_attention": 8, "num_hidden_layers": 4, "norm_bias": True}, "ModernBert"),
 }
 

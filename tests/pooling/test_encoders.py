@@ -10,7 +10,8 @@ import torch
 
 from octavo import LLM, AsyncLLM, PoolingParams
 from octavo.errors import CheckpointError, ConfigError, InvalidRequestError, ModelNotFoundError, UnsupportedError
-from tests.pooling.checkpoints import ENCODERS, TEXTS, make_decoder, make_encoder, save, tokenizer
+from octavo.spec.decoder import DistanceSpec
+from tests.pooling.checkpoints import ENCODERS, TEXTS, VOCABULARY, make_decoder, make_encoder, save, tokenizer
 
 QUIET: dict[str, Any] = {"use_tqdm": False}
 
@@ -82,7 +83,7 @@ def test_classes_are_those_of_transformers(name: str, labels: int, tmp_path: Pat
             assert output.outputs.num_classes == labels
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert", "mpnet"])
 def test_every_token_gets_classes(name: str, tmp_path: Path) -> None:
     model = make_encoder(name, "ForTokenClassification", num_labels=5)
     save(model, tmp_path)
@@ -322,3 +323,22 @@ def test_weights_that_are_not_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(ModelNotFoundError, match=r"pytorch_model.bin is not read.*save the model as safetensors"):
         open_llm(tmp_path)
+
+
+def test_distances_fall_into_the_buckets_of_transformers() -> None:
+    from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
+
+    far = torch.arange(-700, 701)
+    for buckets, reach in ((32, 128), (16, 50)):
+        expected = MPNetEncoder.relative_position_bucket(far, num_buckets=buckets, max_distance=reach)
+        assert [DistanceSpec(buckets, reach).bucket(int(one)) for one in far] == expected.tolist()
+
+
+def test_scores_lean_by_distance_in_long_texts(tmp_path: Path) -> None:
+    model = make_encoder("mpnet", max_position_embeddings=402)
+    save(model, tmp_path)
+    text = " ".join(VOCABULARY[5 + number * number % 60] for number in range(390))
+    with open_llm(tmp_path) as llm:
+        (found,) = llm.encode(text, RAW, pooling_task="token_embed", **QUIET)
+        assert len(found.outputs.data) > 300
+        near(found.outputs.data, states_of(model, text))

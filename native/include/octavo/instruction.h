@@ -79,6 +79,8 @@ typedef struct {
  *                                                         i[10] 1: keys behind the query are seen, too (a window reaches both ways)
  *                                                         f[0] scale f[1] softcap (0: none)
  *                                                         p[0] slopes [heads] (null: no ALiBi)  p[1] sinks [heads] (null: none)
+ *                                                         p[2] what is added to the score of a key at -f[2] - 16 .. f[2] + 15 from the query,
+ *                                                         the same beyond, [heads, 2 f[2] + 32] (null: nothing)
  *   SOFTCAP         out = f[0] * tanh(in0 / f[0])
  *   SELECT_ROWS     out[R, width] = in0[sampled_rows]
  *   PROCESS_LOGITS  out = rules of each row applied to in0   (out may be in0's buffer only if no row asks for logprobs)

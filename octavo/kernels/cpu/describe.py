@@ -125,7 +125,7 @@ def _attention_notes(ins: Instruction) -> list[str]:
             notes += [f"chunk {ins.integers[6]}"] if ins.integers[6] else []
             notes.append(f"scale {ins.floats[0]:.4g}")
             notes += [f"softcap {ins.floats[1]:g}"] if ins.floats[1] else []
-            names = zip(("ALiBi", "sinks"), ins.operands, strict=False)
+            names = zip(("ALiBi", "sinks", "distances"), ins.operands, strict=False)
             notes += [name for name, operand in names if operand is not None]
     if ins.opcode in (Opcode.LATENT_CACHE, Opcode.LATENT_ATTENTION):
         heads, nope, rotary, rank = ins.integers[:4]

@@ -83,8 +83,15 @@ class NativeOps:
     def scale_by_position(self, x: Array, spec: QueryScaleSpec, positions: Ids) -> Array:
         return self._run(lambda ops, a: ops.scale_by_position(a, spec, positions), x)
 
-    def paged_attention(self, q: Array, spec: AttentionSpec, cache: LayerCache, sinks: Vector | None = None) -> Array:
-        return self._run(lambda ops, a: ops.paged_attention(a, spec, cache, sinks), q)
+    def paged_attention(
+        self,
+        q: Array,
+        spec: AttentionSpec,
+        cache: LayerCache,
+        sinks: Vector | None = None,
+        distances: Vector | None = None,
+    ) -> Array:
+        return self._run(lambda ops, a: ops.paged_attention(a, spec, cache, sinks, distances), q)
 
     def head_linear(self, x: Array, weight: PackedWeight) -> Array:
         return self._run(lambda ops, a: ops.head_linear(a, weight), x)

@@ -151,13 +151,22 @@ class ProgramRecorder:
         floats = (spec.scale, spec.span)
         return self._emit(Instruction(Opcode.SCALE_BY_POSITION, Axis.TOKENS, x.width, x, floats=floats))
 
-    def paged_attention(self, q: Buffer, spec: AttentionSpec, cache: LayerCache, sinks: Vector | None = None) -> Buffer:
+    def paged_attention(
+        self,
+        q: Buffer,
+        spec: AttentionSpec,
+        cache: LayerCache,
+        sinks: Vector | None = None,
+        distances: Vector | None = None,
+    ) -> Buffer:
         width = spec.heads * spec.head_dim
         _require(q.width == width, f"queries are {width} wide, not {q.width}")
         _require((sinks is not None) == spec.sinks, "sinks are given exactly when the spec has them")
         _check_vector(sinks, spec.heads, "sinks")
         slopes = None if spec.alibi is None else np.array(spec.alibi, np.float32)
         _check_vector(slopes, spec.heads, "slopes")
+        _require((distances is not None) == (spec.distances is not None), "distances are given when the spec has them")
+        leaning = None if spec.distances is None or distances is None else _by_distance(spec, distances)
         part = self._check_attention(spec, cache)
         return self._emit(
             Instruction(
@@ -176,8 +185,8 @@ class ProgramRecorder:
                     *part,
                     int(not spec.causal),
                 ),
-                floats=(spec.scale, spec.softcap or 0.0),
-                operands=(slopes, sinks),
+                floats=(spec.scale, spec.softcap or 0.0, 0.0 if spec.distances is None else spec.distances.reach),
+                operands=(slopes, sinks, leaning),
             )
         )
 
@@ -407,3 +416,13 @@ def _shape(buffer: Buffer) -> str:
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise InternalError(f"cannot record this op: {message}")
+
+
+def _by_distance(spec: AttentionSpec, distances: Vector) -> Vector:
+    """What each head adds for a key at -reach - 16 .. reach + 15 from the query, [heads, 2 reach + 32]: 16 of them lie
+    side by side wherever one begins."""
+    how = spec.distances
+    assert how is not None
+    _check_vector(distances, how.buckets * spec.heads, "distances")
+    buckets = [how.bucket(far) for far in range(-how.reach - 16, how.reach + 16)]
+    return np.ascontiguousarray(distances.reshape(how.buckets, spec.heads)[buckets].T).reshape(-1)

@@ -23,6 +23,7 @@ class AttentionWeights(Generic[V]):
     q_norm: V | None = None  # [head_dim]
     k_norm: V | None = None
     sinks: V | None = None  # [heads]
+    distances: V | None = None  # [buckets * heads]
 
 
 def attention(
@@ -39,5 +40,5 @@ def attention(
     q = ops.qkv_rope_cache(qkv, spec, cache, positions, rope, w.q_norm, w.k_norm)
     if spec.query_scale is not None:
         q = ops.scale_by_position(q, spec.query_scale, positions)
-    y = ops.paged_attention(q, spec, cache, w.sinks)
+    y = ops.paged_attention(q, spec, cache, w.sinks, w.distances)
     return ops.all_reduce(ops.linear(y, w.out, w.out_bias))

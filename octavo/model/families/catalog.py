@@ -16,6 +16,7 @@ from octavo.model.families import (
     llama,
     llama4,
     modernbert,
+    mpnet,
     opt,
     qwen2,
     qwen3,
@@ -44,7 +45,7 @@ FAMILIES = cast(
     tuple[Family, ...],
     (
         *(llama, qwen2, qwen3, gemma3, granite, opt, gpt2, deepseek, lfm2, granite_hybrid, llama4),
-        *(bert, roberta, distilbert, modernbert),
+        *(bert, roberta, distilbert, modernbert, mpnet),
     ),
 )
 

@@ -5,7 +5,7 @@ branch) and `mlp.` (the last one) before `norm post_norm after_norm`, and attent
 order) `out q_norm k_norm`, an MLP's `gate up` (or `gate_up`) `down`. A name stands for a module: its matrix or gain
 ends with ".weight", its bias with ".bias". Latent attention has `q_down q_norm q kv_down latent_norm kv_up out`. A
 gated convolution has `project conv out`, a state space `inner_norm decay skip step_bias` besides; the last three are
-vectors of that very name. What a model needs of the table, its spec says.
+vectors of that very name, as are `sinks` and `distances` of attention. What a model needs of the table, its spec says.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class Source:
 
     transpose: the file has [in, out]. add_one: the gain is stored less one. unpair: rows of each head come in
     consecutive rotary pairs, and are reordered to halves. first_row: rows before it are dropped. negative_exp: what is
-    stored is the logarithm of the negative.
+    stored is the logarithm of the negative. flat: a matrix is read as a vector, row by row.
     """
 
     names: tuple[str, ...]
@@ -27,6 +27,7 @@ class Source:
     unpair: bool = False
     first_row: int = 0
     negative_exp: bool = False
+    flat: bool = False
 
 
 def at(
@@ -36,9 +37,10 @@ def at(
     unpair: bool = False,
     first_row: int = 0,
     negative_exp: bool = False,
+    flat: bool = False,
 ) -> Source:
     """A Source, shorter to write."""
-    return Source(names, transpose, add_one, unpair, first_row, negative_exp)
+    return Source(names, transpose, add_one, unpair, first_row, negative_exp, flat)
 
 
 @dataclass(frozen=True, slots=True)
