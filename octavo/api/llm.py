@@ -1,10 +1,11 @@
 """vLLM's offline API: `LLM(model).generate(prompts, params)` and what belongs to it, in the caller's process."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
 from octavo.api.engine_args import read_options
+from octavo.api.llm_engine import LLMEngine, refuse_options
 from octavo.api.offline import OfflineEngine
 from octavo.api.outputs import BeamSearchOutput, RequestCollector, RequestOutput, beam_search_output
 from octavo.api.pooled import OfflinePooling, Tokenizing
@@ -16,11 +17,12 @@ from octavo.api.pooling_outputs import (
     ScoringRequestOutput,
 )
 from octavo.api.progress import open_progress
-from octavo.api.prompts import PromptType, list_conversations, list_prompts, spread
+from octavo.api.prompts import PromptType, TokensPrompt, list_conversations, list_prompts, spread
+from octavo.api.receipts import replayed, with_seed
 from octavo.api.tokenizer import ApiTokenizer, tokenizer_of
+from octavo.api.views import MISSING, View, refuse
 from octavo.engine.client import EngineInfo
-from octavo.errors import InvalidRequestError, UnsupportedError
-from octavo.execution.sleep import PARTS, Part
+from octavo.errors import InvalidRequestError
 from octavo.flow.beam_search_params import BeamSearchParams
 from octavo.flow.pooling_params import PoolingParams
 from octavo.flow.request import GenerationRequest
@@ -49,6 +51,7 @@ class LLM:
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self._offline = OfflineEngine(read_options(model, options))
         self._queued: list[tuple[GenerationRequest, RequestCollector]] = []
+        self.llm_engine = LLMEngine.over(self._offline)
 
     @classmethod
     def from_engine_args(cls, engine_args: Any) -> "LLM":
@@ -59,11 +62,13 @@ class LLM:
 
     def generate(
         self,
-        prompts: PromptType | Sequence[PromptType],
+        prompts: PromptType | Sequence[PromptType] | None = None,
         sampling_params: Params = None,
         use_tqdm: bool | Callable[..., Any] = True,
         lora_request: object = None,
         priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
         **unsupported: Any,
     ) -> list[RequestOutput]:
         """Continue every prompt; results come in the order of the prompts.
@@ -73,13 +78,15 @@ class LLM:
             sampling_params: one for all prompts or one for each; None takes the model's defaults.
             use_tqdm: show progress with token rates; or what makes the bar, called like tqdm.
             priority: one number a prompt, lower is sooner; needs scheduling_policy="priority".
+            tokenization_kwargs: truncate_prompt_tokens, truncation_side, add_special_tokens.
+            prompt_token_ids: older scripts' name for prompts of token ids; instead of `prompts`.
 
         Raises:
             InvalidRequestError: a prompt or parameter is wrong; nothing was generated then.
         """
-        _refuse(lora_request=lora_request, **unsupported)
-        listed = list_prompts(prompts)
-        return self._run(self._prepare(listed, sampling_params, priority, True), use_tqdm)
+        refuse_options(lora_request=lora_request, **unsupported)
+        listed = list_prompts(prompts if prompts is not None else prompt_token_ids)
+        return self._run(self._prepare(listed, sampling_params, priority, True, tokenization_kwargs), use_tqdm)
 
     def chat(
         self,
@@ -94,6 +101,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
         **unsupported: Any,
     ) -> list[RequestOutput]:
         """Answer a conversation, or every one of a list; results come in their order.
@@ -108,18 +116,41 @@ class LLM:
         Raises:
             InvalidRequestError: a conversation, the template or a parameter is wrong.
         """
-        del chat_template_content_format  # contents are given to the template in the form that it reads
-        _refuse(lora_request=lora_request, **unsupported)
-        render = self._template(chat_template).render if chat_template else self._offline.inputs.render
-        variables: dict[str, Any] = {
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "tools": tools,
-            **(chat_template_kwargs or {}),
-        }
-        texts = [render(conversation, **variables) for conversation in list_conversations(messages)]
+        refuse_options(lora_request=lora_request, **unsupported)
+        how = (chat_template_content_format, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        texts = self._rendered(messages, chat_template, *how)
         # The template has written the special tokens itself.
-        return self._run(self._prepare(texts, sampling_params, priority, False), use_tqdm)
+        return self._run(self._prepare(texts, sampling_params, priority, False, tokenization_kwargs), use_tqdm)
+
+    def preprocess_chat(
+        self,
+        messages: Messages,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **unsupported: Any,
+    ) -> list[TokensPrompt]:
+        """The prompts of conversations, as token ids for `generate`; arguments as of `chat`."""
+        refuse_options(**unsupported)
+        how = (chat_template_content_format, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        texts = self._rendered(messages, chat_template, *how)
+        return [TokensPrompt(prompt_token_ids=self._offline.inputs.tokenize(text, False)) for text in texts]
+
+    def replay(self, receipt: Mapping[str, Any] | RequestOutput, use_tqdm: bool = False) -> RequestOutput:
+        """Give an answer again from its receipt (`RequestOutput.receipt`); the new one's `replayed` tells whether every
+        token is the same.
+
+        Raises:
+            InvalidRequestError: it is no receipt of this API, or the same bits cannot be promised: names what differs.
+        """
+        given = receipt.receipt if isinstance(receipt, RequestOutput) else receipt
+        before, ids, params = replayed(given, self._offline.fingerprint())
+        prompt = TokensPrompt(prompt_token_ids=ids)
+        request = self._offline.prepare(prompt, params)
+        return self._run([(request, self._offline.collector(request, prompt, params, before))], use_tqdm)[0]
 
     def beam_search(
         self,
@@ -137,7 +168,7 @@ class LLM:
         Raises:
             InvalidRequestError: a prompt or parameter is wrong; nothing was generated then.
         """
-        _refuse(lora_request=lora_request)
+        refuse_options(lora_request=lora_request)
         offline = self._offline
         prepared: list[tuple[GenerationRequest, RequestCollector]] = []
         for prompt in list_prompts(prompts):
@@ -154,14 +185,30 @@ class LLM:
         prompts: PromptType | Sequence[PromptType],
         sampling_params: Params = None,
         priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        **unsupported: Any,
     ) -> list[str]:
         """Keep prompts for `wait_for_completion`; returns their request ids."""
-        prepared = self._prepare(list_prompts(prompts), sampling_params, priority, True)
+        refuse_options(**{name: value for name, value in unsupported.items() if name != "use_tqdm"})
+        prepared = self._prepare(list_prompts(prompts), sampling_params, priority, True, tokenization_kwargs)
         self._queued += prepared
         return [request.id for request, _ in prepared]
 
-    def wait_for_completion(self, use_tqdm: bool | Callable[..., Any] = True) -> list[RequestOutput]:
-        """Generate what was enqueued; results in that order."""
+    def enqueue_chat(self, messages: Messages, sampling_params: Params = None, **options: Any) -> list[str]:
+        """Keep conversations for `wait_for_completion`; returns their request ids.
+
+        Args:
+            options: `priority`, and what `preprocess_chat` takes.
+        """
+        priority = options.pop("priority", None)
+        options.pop("use_tqdm", None)
+        return self.enqueue(self.preprocess_chat(messages, **options), sampling_params, priority)
+
+    def wait_for_completion(
+        self, output_type: object = None, *, use_tqdm: bool | Callable[..., Any] = True
+    ) -> list[RequestOutput]:
+        """Generate what was enqueued; results in that order. `output_type` may say RequestOutput."""
+        del output_type
         queued, self._queued = self._queued, []
         return self._run(queued, use_tqdm)
 
@@ -192,7 +239,7 @@ class LLM:
             InvalidRequestError: a prompt or parameter is wrong; nothing was computed then.
             UnsupportedError: the model generates.
         """
-        _refuse(lora_request=lora_request)
+        refuse_options(lora_request=lora_request)
         options = Tokenizing(truncate_prompt_tokens, tokenization_kwargs, prompt_name)
         task, answers = self._pooling.run(prompts, pooling_params, pooling_task, use_tqdm, options)
         return [answer.as_pooling(task in PER_TOKEN) for answer in answers]
@@ -214,7 +261,7 @@ class LLM:
             InvalidRequestError: a prompt or parameter is wrong, or the model gives no vectors.
             UnsupportedError: the model generates.
         """
-        _refuse(lora_request=lora_request)
+        refuse_options(lora_request=lora_request)
         options = Tokenizing(truncate_prompt_tokens, tokenization_kwargs, prompt_name)
         _, answers = self._pooling.run(prompts, pooling_params, "embed", use_tqdm, options)
         return [answer.as_embedding() for answer in answers]
@@ -235,7 +282,7 @@ class LLM:
             InvalidRequestError: a prompt or parameter is wrong, or the model has no classes.
             UnsupportedError: the model generates.
         """
-        _refuse(lora_request=lora_request)
+        refuse_options(lora_request=lora_request)
         options = Tokenizing(truncate_prompt_tokens, tokenization_kwargs, None)
         _, answers = self._pooling.run(prompts, pooling_params, "classify", use_tqdm, options)
         return [answer.as_classes() for answer in answers]
@@ -285,7 +332,7 @@ class LLM:
             InvalidRequestError: the numbers of texts do not fit together, or a text or parameter is wrong.
             UnsupportedError: the model generates, or has no scores.
         """
-        _refuse(lora_request=lora_request)
+        refuse_options(lora_request=lora_request)
         options = Tokenizing(truncate_prompt_tokens, tokenization_kwargs, None)
         template = None if chat_template is None else self._template(chat_template)
         return self._pooling.score((data_1, data_2), pooling_params, use_tqdm, options, template)
@@ -305,65 +352,57 @@ class LLM:
         return self._offline.inputs.default_params()
 
     def get_metrics(self) -> list[Reading]:
-        """Counters, gauges and histograms since the start, under Octavo's names and vLLM's.
+        """As `LLMEngine.get_metrics`."""
+        return self.llm_engine.get_metrics()
 
-        Raises:
-            UnsupportedError: enable_metrics=False.
-        """
-        if self._offline.metrics is None:
-            raise UnsupportedError("metrics are off: construct LLM with enable_metrics=True")
-        return self._offline.metrics.readings()
+    @property
+    def model_config(self) -> View:
+        """The model, under vLLM's names."""
+        return self.llm_engine.model_config
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        """What the model can be asked: "generate", or tasks of pooling."""
+        return self.llm_engine.get_supported_tasks()
 
     @property
     def engine_info(self) -> EngineInfo:
         """Sizes of the engine: context length, cache blocks, batch limits."""
         return self._offline.engine.info
 
-    @property
-    def llm_engine(self) -> OfflineEngine:
-        """What runs below; for looking at, its interface may change."""
-        return self._offline
-
-    def get_world_size(self) -> int:
+    def get_world_size(self, include_dp: bool = True) -> int:
         """Ranks the model is spread over."""
+        del include_dp
         return 1
 
-    # --- managing ----------------------------------------------------------------------------------------------------
+    # --- managing, as of `LLMEngine` ---------------------------------------------------------------------------------
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes."""
-        with self._offline.turn():
-            return self._offline.engine.client.reset_prefix_cache()
+        return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
+
+    def reset_mm_cache(self) -> None:
+        """There are no media to forget."""
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Release the KV cache's memory, and at level 2 the weights' as well; `wake_up` comes before the next prompt.
-
-        Args:
-            mode: as in vLLM; nothing can run while this is called, so it makes no difference.
-
-        Raises:
-            InvalidRequestError: there is no such level.
-            UnsupportedError: construct LLM with enable_sleep_mode=True, on the native backend.
-        """
-        del mode
-        with self._offline.turn():
-            self._offline.engine.client.sleep(level)
+        """Release the cache's memory, and at level 2 the weights' as well; `wake_up` comes before the next prompt."""
+        self.llm_engine.sleep(level, mode)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Bring memory back: "weights", "kv_cache", or both without `tags`.
-
-        Raises:
-            InvalidRequestError: an unknown tag.
-        """
-        parts: list[Part] = [part for part in PARTS if tags is None or part in tags]
-        if len(parts) < len(set(tags or parts)):
-            raise InvalidRequestError(f"tags may be {', '.join(PARTS)}", "tags")
-        with self._offline.turn():
-            self._offline.engine.client.wake(parts)
+        """Bring memory back: "weights", "kv_cache", or both without `tags`."""
+        self.llm_engine.wake_up(tags)
 
     def is_sleeping(self) -> bool:
         """Something of it sleeps."""
-        return self._offline.engine.client.stats().asleep > 0
+        return self.llm_engine.is_sleeping()
+
+    def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record what steps do until `stop_profile`, in `profiler_dir`; see docs/operations/server.md."""
+        self.llm_engine.start_profile(profile_prefix)
+
+    def stop_profile(self) -> list[str]:
+        """End that; the files that were written."""
+        return self.llm_engine.stop_profile()
 
     def close(self) -> None:
         """Release threads and memory; the object cannot be used any more. May be called twice."""
@@ -378,9 +417,7 @@ class LLM:
         self.close()
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name in _MISSING:
-            raise UnsupportedError(f"LLM.{name} {_MISSING[name]}")
-        raise AttributeError(f"'LLM' object has no attribute {name!r}")
+        refuse("LLM", MISSING, name)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -397,22 +434,49 @@ class LLM:
         tokenizer = self._offline.frontend.tokenizer
         return ChatTemplate(text, tokenizer.special_tokens if tokenizer else {})
 
+    def _rendered(
+        self,
+        messages: Messages,
+        chat_template: str | None,
+        content_format: str,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        more: Mapping[str, Any] | None,
+    ) -> list[str]:
+        """The texts of conversations."""
+        del content_format  # contents are given to the template in the form that it reads
+        render = self._template(chat_template).render if chat_template else self._offline.inputs.render
+        variables: dict[str, Any] = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            **(more or {}),
+        }
+        return [render(conversation, **variables) for conversation in list_conversations(messages)]
+
     def _prepare(
-        self, prompts: Sequence[PromptType], params: Params, priority: object, add_special_tokens: bool
+        self,
+        prompts: Sequence[PromptType],
+        params: Params,
+        priority: object,
+        add_special_tokens: bool,
+        tokenization_kwargs: Mapping[str, Any] | None,
     ) -> list[tuple[GenerationRequest, RequestCollector]]:
         """All requests of a call, checked before the first is run."""
-        offline = self._offline
+        offline, options = self._offline, Tokenizing(None, tokenization_kwargs, None)
         prepared: list[tuple[GenerationRequest, RequestCollector]] = []
         each_params = spread(params, len(prompts), "sampling_params")
         each_priority = spread(priority or 0, len(prompts), "priority")
         for index, (prompt, one, rank) in enumerate(zip(prompts, each_params, each_priority, strict=True)):
             try:
-                request = offline.prepare(prompt, one, rank, add_special_tokens)
+                chosen, special = options.of_sampling(with_seed(one))
+                request = offline.prepare(prompt, chosen, rank, special and add_special_tokens)
             except InvalidRequestError as error:
                 if len(prompts) > 1:
                     error.args = (f"prompt {index}: {error}",)
                 raise
-            prepared.append((request, offline.collector(request, prompt)))
+            prepared.append((request, offline.collector(request, prompt, chosen)))
         return prepared
 
     def _run(
@@ -427,18 +491,3 @@ class LLM:
                     if collector.output.finished:
                         progress.finished(len(collector.output.prompt_token_ids), collector.num_generated)
         return [collector.snapshot() for collector in collectors.values()]
-
-
-# vLLM's methods that Octavo lacks.
-_MISSING = {
-    **dict.fromkeys(("release_kv_cache_memory",), "is not supported: use sleep(level=1)"),
-    **dict.fromkeys(("collective_rpc", "apply_model"), "is not supported: there is no Python model to reach"),
-    **dict.fromkeys(("start_profile", "stop_profile"), "is not supported yet: see `octavo bench`"),
-}
-
-
-def _refuse(**options: object) -> None:
-    """Arguments of vLLM's methods that ask for something missing; None asks for nothing."""
-    given: Iterable[str] = [name for name, value in options.items() if value is not None and value != {}]
-    for name in given:
-        raise UnsupportedError(f"{name} is not supported yet; leave it out")

@@ -11,6 +11,7 @@ from itertools import count
 
 from octavo.api.outputs import RequestCollector, RequestOutput
 from octavo.api.prompts import PromptType, text_of
+from octavo.api.receipts import open_offline
 from octavo.config.engine import EngineConfig
 from octavo.engine.build import build_engine, locate_model
 from octavo.engine.frontend import build_frontend
@@ -19,6 +20,7 @@ from octavo.engine.profile import EngineProfile, profile_directory
 from octavo.errors import EngineDeadError
 from octavo.flow.beam_search_params import BeamSearchParams
 from octavo.flow.delta import TextDelta
+from octavo.flow.receipt import ReceiptFields
 from octavo.flow.request import GenerationRequest
 from octavo.flow.sampling_params import SamplingParams
 from octavo.telemetry.metrics import MetricsStore, NoMetrics
@@ -43,6 +45,8 @@ class OfflineEngine:
         self.profile = EngineProfile()  # of steps, in the thread that starts it
         self._lock = threading.RLock()
         self._ids = count()
+        self.given_ids: set[str] = set()  # of live requests whose caller has chosen the id
+        self.aside: list[TextDelta] = []  # of requests that `stream` was not asked for; whoever steps takes them
         self._process = os.getpid()
         self._closed = False
 
@@ -63,7 +67,7 @@ class OfflineEngine:
 
     def next_id(self) -> str:
         """An id that no request has had."""
-        return str(next(self._ids))
+        return next(name for number in self._ids if (name := str(number)) not in self.given_ids)
 
     def prepare(
         self,
@@ -81,7 +85,7 @@ class OfflineEngine:
         return self.inputs.prepare(
             prompt,
             params,
-            request_id if request_id is not None else str(next(self._ids)),
+            request_id if request_id is not None else self.next_id(),
             arrival=time.monotonic(),
             priority=priority,
             add_special_tokens=add_special_tokens,
@@ -93,7 +97,7 @@ class OfflineEngine:
         Raises:
             InvalidRequestError: what is wrong with it.
         """
-        request = self.inputs.prepare_beams(prompt, params, str(next(self._ids)), arrival=time.monotonic())
+        request = self.inputs.prepare_beams(prompt, params, self.next_id(), arrival=time.monotonic())
         return replace(request, sampling=replace(request.sampling, logprobs=2 * params.beam_width))
 
     def text_of_prompt(self, output: RequestOutput) -> str:
@@ -102,9 +106,27 @@ class OfflineEngine:
             return output.prompt or ""
         return self.frontend.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=True)
 
-    def collector(self, request: GenerationRequest, prompt: PromptType) -> RequestCollector:
-        """What grows a RequestOutput of this request's deltas."""
-        return RequestCollector(request, text_of(prompt), self.frontend.token_text)
+    def collector(
+        self,
+        request: GenerationRequest,
+        prompt: PromptType,
+        params: SamplingParams | None = None,
+        before: ReceiptFields | None = None,
+    ) -> RequestCollector:
+        """What grows a RequestOutput of this request's deltas.
+
+        Args:
+            params: the request's; they may ask for a receipt.
+            before: of the answer that is to be given again.
+        """
+        receipt = None
+        if params is not None and params.deterministic:
+            receipt = open_offline(request, params, self.fingerprint(), before)
+        return RequestCollector(request, text_of(prompt), self.frontend.token_text, receipt)
+
+    def fingerprint(self) -> dict[str, str]:
+        """Of all that decides the bits of answers."""
+        return self.frontend.answers_fingerprint(self.engine.info)
 
     def stream(self, requests: Iterable[GenerationRequest]) -> Iterator[list[TextDelta]]:
         """Run requests; each item holds the deltas of one or more steps.
@@ -125,6 +147,8 @@ class OfflineEngine:
                     self.submit(request)
                     live[request.id] = request.n
                 deltas = self.step()
+                self.aside += [delta for delta in deltas if delta.request_id not in live]
+                deltas = [delta for delta in deltas if delta.request_id in live]
                 _settle(deltas, live)
                 if deltas:
                     yield deltas

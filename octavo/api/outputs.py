@@ -4,8 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from octavo.flow.cache_report import CacheReport
 from octavo.flow.delta import TextDelta
+from octavo.flow.receipt import Receipt
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import SequenceTimes, TokenLogprobs
 
@@ -76,7 +79,8 @@ class CompletionOutput:
 class RequestOutput:
     """The answers to one prompt. `prompt_logprobs[0]` is None: nothing predicts the first token.
 
-    `cache_report` tells what the prefix cache did for the prompt when that asks for it (`explain_cache`).
+    `cache_report` tells what the prefix cache did for the prompt when that asks for it (`explain_cache`). `receipt`, of
+    a finished answer to SamplingParams(deterministic=True), is what `LLM.replay` and `octavo replay` take.
     """
 
     request_id: str
@@ -92,6 +96,7 @@ class RequestOutput:
     encoder_prompt_token_ids: list[int] | None = None
     kv_transfer_params: dict[str, Any] | None = None
     cache_report: CacheReport | None = None
+    receipt: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -141,9 +146,13 @@ class RequestCollector:
         request: what was submitted.
         prompt: its text, if it was given as text.
         decode: the text of one token, for log-probabilities.
+        receipt: if one is wanted.
     """
 
-    def __init__(self, request: GenerationRequest, prompt: str | None, decode: Decode) -> None:
+    def __init__(
+        self, request: GenerationRequest, prompt: str | None, decode: Decode, receipt: Receipt | None = None
+    ) -> None:
+        self._receipt = receipt
         self._decode = decode
         self._wants_logprobs = request.sampling.logprobs is not None
         self._pieces: list[list[str]] = [[] for _ in range(request.n)]
@@ -183,6 +192,9 @@ class RequestCollector:
             answer.stop_reason = delta.stop_reason
             answer.error = delta.error
             self.output.finished = all(other.finished() for other in self.output.outputs)
+            if self.output.finished and self._receipt is not None:
+                written = self._receipt.written([other.token_ids for other in self.output.outputs])
+                self.output.receipt = msgspec.to_builtins(written)
 
     def snapshot(self) -> RequestOutput:
         """The output with its texts joined; the same object every time."""

@@ -14,6 +14,7 @@ from octavo.flow.delta import TextDelta
 from octavo.flow.pooling_params import PoolingParams
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import FinishReason
+from octavo.flow.sampling_params import SamplingParams
 from octavo.inputs.pooling import Framing, PoolingProcessor, Task
 from octavo.inputs.scoring import plan_scores, read_texts
 from octavo.text.chat_template import ChatTemplate
@@ -130,6 +131,11 @@ class Tokenizing:
         if not isinstance(cast("object", base), PoolingParams):
             raise InvalidRequestError(f"pooling parameters must be PoolingParams, got {type(base).__name__}")
         return replace(base, **{name: value for name, value in self._given.items() if value is not None})
+
+    def of_sampling(self, params: SamplingParams | None) -> tuple[SamplingParams | None, bool]:
+        """Parameters of generation with what the options add, and whether special tokens are."""
+        given = {name: value for name, value in self._given.items() if value is not None}
+        return (replace(params or SamplingParams(), **given) if given else params), self._special
 
     @property
     def framing(self) -> Framing:

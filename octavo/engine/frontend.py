@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import octavo
 from octavo.config.engine import EngineConfig
 from octavo.config.overrides import read_overrides
 from octavo.config.pooling import read_pooling_wish
@@ -98,6 +99,10 @@ class Frontend:
             (template, sorted(self.generation.items(), key=str), self.config.serving.default_chat_template_kwargs)
         )
         return hashlib.sha256(said.encode()).hexdigest()
+
+    def answers_fingerprint(self, info: EngineInfo) -> dict[str, str]:
+        """Of all that decides the bits of answers, by name; see `flow/receipt.py`."""
+        return {**dict(info.fingerprint), "octavo": octavo.__version__, "template": self.fingerprint()}
 
     def sampling_defaults(self) -> dict[str, Any]:
         """What requests get where they say nothing."""

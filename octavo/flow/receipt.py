@@ -57,8 +57,8 @@ def open_receipt(body: Any, path: str, fingerprint: Mapping[str, str]) -> Receip
     """
     before = None
     if body.receipt is not None:
-        before = _read(body.receipt)
-        _check_fingerprint(before.fingerprint, fingerprint)
+        before = read_receipt(body.receipt)
+        check_fingerprint(before.fingerprint, fingerprint)
         if before.path != path:
             raise InvalidRequestError(f"receipt: it is of a request to {before.path[:64]}", "receipt")
         if body.seed is None:
@@ -75,14 +75,20 @@ def open_receipt(body: Any, path: str, fingerprint: Mapping[str, str]) -> Receip
     return Receipt(path, fingerprint, request, before)
 
 
-def _read(given: object) -> ReceiptFields:
+def read_receipt(given: object) -> ReceiptFields:
+    """Raises:
+    InvalidRequestError: it is none.
+    """
     try:
         return msgspec.convert(given, ReceiptFields)
     except msgspec.ValidationError as error:
         raise InvalidRequestError(f"receipt: this is none ({error})"[:300], "receipt") from None
 
 
-def _check_fingerprint(before: Mapping[str, str], here: Mapping[str, str]) -> None:
+def check_fingerprint(before: Mapping[str, str], here: Mapping[str, str]) -> None:
+    """Raises:
+    InvalidRequestError: something that decides bits differs; names it.
+    """
     told = [
         f"{name} ({before.get(name, 'none')[:_SHOWN]} then, {here.get(name, 'none')[:_SHOWN]} here)"
         for name in sorted({*before, *here})

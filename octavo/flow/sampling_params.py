@@ -24,7 +24,6 @@ _REMOVED = {
     "length_penalty": "use LLM.beam_search with BeamSearchParams",
     "beam_width": "use LLM.beam_search with BeamSearchParams",
     "logits_processors": "use logit_bias, allowed_token_ids or bad_words",
-    "truncate_prompt_tokens": "shorten the prompt before sending it",
     "guided_decoding": "use structured_outputs=StructuredOutputsParams(...), which has the same fields",
 }
 # Real options of vLLM that Octavo does not have: anything but the neutral value is refused.
@@ -125,6 +124,9 @@ class SamplingParams:
             loses multiplier * base ** (n - allowed_length); 0 is off.
         dry_penalty_last_n: tokens at the end that are looked at for repetitions; -1 is all, 0 none.
         dry_sequence_breakers: texts that no repetition reaches over (default: line ends, ":", '"' and "*").
+        truncate_prompt_tokens: longer prompts are cut to so many tokens; -1: to what leaves room for the answer.
+        truncation_side: which end of a prompt is cut off, "left" (the default) or "right".
+        deterministic: the output tells what gives the same bits again (`RequestOutput.receipt`; `LLM.replay`).
 
     Raises:
         InvalidRequestError: a value out of range (it is a ValueError too); `param` names the field.
@@ -169,6 +171,9 @@ class SamplingParams:
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1
     dry_sequence_breakers: Sequence[str] | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    deterministic: bool = False
     # Options of vLLM that are refused unless neutral; see _MISSING.
     prompt_logprob_start: object = field(default=None, repr=False)
     prompt_logprob_token_ids: object = field(default=None, repr=False)
@@ -294,6 +299,18 @@ def _check_missing(params: SamplingParams) -> None:
 def _check_rules(params: SamplingParams) -> None:
     if params.logits_rules is not None:
         read_rules(params.logits_rules)
+
+
+def _check_truncation(params: SamplingParams) -> None:
+    if params.truncate_prompt_tokens == 0:
+        raise InvalidRequestError(
+            "truncate_prompt_tokens must be at least 1, or -1 for what leaves room for the answer",
+            "truncate_prompt_tokens",
+        )
+    if params.truncation_side not in (None, "left", "right"):
+        raise InvalidRequestError(
+            f"truncation_side must be left or right, got {params.truncation_side!r:.100}", "truncation_side"
+        )
 
 
 def _check_seed(params: SamplingParams) -> None:
@@ -464,6 +481,9 @@ _CHECKS: tuple[Callable[[SamplingParams], None], ...] = (
     _flag("skip_special_tokens"),
     _flag("spaces_between_special_tokens"),
     _flag("include_stop_str_in_output"),
+    _flag("deterministic"),
+    _integer("truncate_prompt_tokens", -1, _MOST_TOKENS, "an integer from 1, or -1", optional=True),
+    _check_truncation,
     _check_missing,
     _check_rules,
     _check_seed,

@@ -12,7 +12,7 @@ from octavo.flow.request import GenerationRequest, Repetition, Sampling, Shaping
 from octavo.flow.sampling_params import RepetitionDetectionParams, SamplingParams, defaults_from, end_ids
 from octavo.inputs.limits import InputLimits, check_priority, short_salt
 from octavo.inputs.pooling import refuse_generation
-from octavo.inputs.prompt import Prompt, read_prompt
+from octavo.inputs.prompt import Prompt, ReadPrompt, read_prompt
 from octavo.inputs.structured import grammar_of
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.grammar import Grammar, GrammarCompiler
@@ -24,6 +24,8 @@ _NEVER = -1e9  # added to a logit: no draw, and still a finite number
 _BREAKERS = ("\n", ":", '"', "*")
 _KEPT_BREAKERS = 256
 _LONGEST_BAD_WORD = 64  # tokens
+_ROOM = 16  # tokens left to an answer of which nothing is said
+_CUT_TEXT = 1 << 16  # characters
 _LONG_TEXT = 8  # characters a token beyond which a text is measured before it is tokenized
 
 
@@ -137,7 +139,7 @@ class InputProcessor:
         limits = self.limits
         limits.check_params(checked)
         asked = checked.max_tokens
-        ids = read.ids if read.ids is not None else self.tokenize(read.text or "", add_special_tokens, asked)
+        ids = self._prompt_ids(read, checked, add_special_tokens)
         limits.check_prompt(ids, asked)
         max_tokens = limits.output_length(len(ids), checked)
         sampling, stopping = self._sampling(checked), self._stopping(checked, max_tokens)
@@ -161,6 +163,29 @@ class InputProcessor:
         )
         form = checked.structured_outputs
         return self.constrain(request, grammar_of(form, max_tokens)) if form is not None else request
+
+    def _prompt_ids(self, read: ReadPrompt, params: SamplingParams, add_special_tokens: bool) -> Sequence[int]:
+        """A prompt's tokens, cut where the parameters say so; special tokens around a text are kept."""
+        most, context = params.truncate_prompt_tokens, self.limits.max_model_len
+        if most is None:
+            if read.ids is not None:
+                return read.ids
+            return self.tokenize(read.text or "", add_special_tokens, params.max_tokens)
+        if most > context:
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens {most} is more than the {context} tokens that this model takes",
+                "truncate_prompt_tokens",
+            )
+        if most == -1:
+            most = max(1, context - (_ROOM if params.max_tokens is None else params.max_tokens))
+        side = params.truncation_side or "left"
+        if read.ids is not None:
+            return read.ids[-most:] if side == "left" else read.ids[:most]
+        if self.tokenizer is None:
+            return self.tokenize("")  # says that there is none
+        text, bound = read.text or "", max(context * self.tokenizer.longest_token(), _CUT_TEXT)
+        text = text[-bound:] if side == "left" else text[:bound]  # no more is worth to be tokenized
+        return self.tokenizer.encode_parts([text], add_special_tokens, most, side).ids
 
     def prepare_beams(
         self, prompt: Prompt, params: BeamSearchParams, request_id: str, **options: Any

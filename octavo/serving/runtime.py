@@ -82,7 +82,7 @@ async def assemble(
         responses=_responses(config.serving),
         files=files,
         batches=Batches(files, models[0]),
-        fingerprint={**dict(info.fingerprint), "octavo": octavo.__version__, "template": frontend.fingerprint()},
+        fingerprint=frontend.answers_fingerprint(info),
         settings=shown(config),
         profile_dir=profile_directory(config),
         template_variables=template_variables(config.serving),

@@ -79,7 +79,7 @@ def test_ranges(name, good, bad):
 
 @pytest.mark.parametrize(
     "name",
-    ["best_of", "use_beam_search", "early_stopping", "length_penalty", "logits_processors", "truncate_prompt_tokens"],
+    ["best_of", "use_beam_search", "early_stopping", "length_penalty", "logits_processors"],
 )
 def test_removed_options_say_what_to_do_instead(name):
     with pytest.raises(InvalidRequestError, match=f"{name} is not a sampling parameter any more") as caught:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from octavo.engine.client import EngineInfo, EngineStats, Pause
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import FinishReason, SequenceOutput, SequenceTimes, TokenLogprobs
+from octavo.text.tokenizer import EncodedParts
 
 END = 256
 VOCAB = 257
@@ -27,6 +28,12 @@ class ByteTokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
+
+    def encode_parts(
+        self, texts: Sequence[str], add_special_tokens: bool = True, limit: int | None = None, side: str = "right"
+    ) -> EncodedParts:
+        ids = self.encode(texts[0])
+        return EncodedParts(ids[:limit] if side == "right" or limit is None else ids[-limit:])
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")

@@ -54,6 +54,8 @@ async def create_completion(request: Request) -> Response:
     longest = default_length(state, body.max_tokens, _DEFAULT_MAX_TOKENS)
     reading = Reading(warnings=warnings + said, longest=longest)
     job = await open_job(request, state, body, [(prompt, options) for prompt in prompts], params, reading)
+    if body.truncate_prompt_tokens is not None:  # what is echoed is what was left
+        prompts = [item.prompt_token_ids for item in job.requests]
     if not body.stream:
         parts = await until_disconnect(request.receive, gather(job))
         kept = best_of(parts, job, body.n or 1)

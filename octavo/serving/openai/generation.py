@@ -49,6 +49,7 @@ _SAMPLING_FIELDS = (
     *("include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"),
     *("allowed_token_ids", "logit_bias", "bad_words", "prompt_logprobs", "repetition_detection", "logits_rules"),
     *("typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent"),
+    *("truncate_prompt_tokens", "truncation_side"),
     *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
 )
 

@@ -32,8 +32,8 @@ def notices(body: GenerationFields, params: SamplingParams, state: ServerState) 
     wide = [key for key, value in (body.logit_bias or {}).items() if abs(value) > LARGEST_BIAS]
     if wide:
         yield f"logit_bias of token {wide[0][:32]} was brought into the range of +-{LARGEST_BIAS:g}"
-    if body.truncation_side is not None:
-        yield "truncation_side has no effect: prompts are not truncated"
+    if body.truncation_side is not None and body.truncate_prompt_tokens is None:
+        yield "truncation_side has no effect without truncate_prompt_tokens"
     if isinstance(body, ChatRequest):
         yield from _chat_notices(body, state)
 

@@ -96,7 +96,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     best_of: int | None = None
     logits_processors: Any = None
     truncate_prompt_tokens: int | None = None
-    truncation_side: Any = None
+    truncation_side: str | None = None
     logprob_token_ids: Any = None
     kv_transfer_params: Any = None
     vllm_xargs: Any = None
@@ -171,7 +171,6 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 # Field -> what it asks for. None, false and empty values ask for nothing.
 _UNSUPPORTED: dict[str, str] = {
     "logits_processors": "logits processors",
-    "truncate_prompt_tokens": "prompt truncation",
     "logprob_token_ids": "log-probabilities of chosen tokens",
     "kv_transfer_params": "KV cache transfer",
     "vllm_xargs": "extra arguments",
