@@ -8,13 +8,16 @@
 namespace octavo {
 
 constexpr Coding kBytes = Coding::bytes;
-constexpr bool kRaised = kRaise != 0; // signed codes
+constexpr bool kRaisedCodes = kRaise != 0; // signed ones
 
-template void run_int_tile<kBytes, 32, false, true, false>(const IntTile&, int, int);
-template void run_int_tile<kBytes, 32, true, false, false>(const IntTile&, int, int);
-template void run_int_tile<kBytes, 16, false, true, false>(const IntTile&, int, int);
-template void run_int_tile<kBytes, 16, true, false, false>(const IntTile&, int, int);
-template void run_int_tile<kBytes, 32, false, kRaised, true>(const IntTile&, int, int);
-template void run_int_tile<kBytes, 32, true, kRaised, true>(const IntTile&, int, int);
+template void run_int_tile<kBytes, 32, false, true, false, true>(const IntTile&, int, int);
+template void run_int_tile<kBytes, 32, true, false, false, true>(const IntTile&, int, int);
+template void run_int_tile<kBytes, 16, false, true, false, true>(const IntTile&, int, int);
+template void run_int_tile<kBytes, 16, true, false, false, true>(const IntTile&, int, int);
+template void run_int_tile<kBytes, 32, false, kRaisedCodes, true, true>(const IntTile&, int, int);
+template void run_int_tile<kBytes, 32, false, true, false, false>(const IntTile&, int, int);
+template void run_int_tile<kBytes, 32, true, false, false, false>(const IntTile&, int, int);
+template void run_int_tile<kBytes, 32, false, kRaisedCodes, true, false>(const IntTile&, int, int);
+template void run_int_tile<kBytes, 32, true, kRaisedCodes, true, false>(const IntTile&, int, int);
 
 } // namespace octavo

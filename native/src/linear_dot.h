@@ -16,6 +16,14 @@ constexpr int kRaise = 128;
 constexpr int kRaise = 0;
 #endif
 
+// What sums of groups begin with in tiles of many rows, see kRaised: there the conversion to float costs as much as two
+// of a group's eight products.
+#if defined(OCTAVO_ISA_AVX512) && !defined(OCTAVO_VARIANT_AMX)
+constexpr int32_t first_sum(Coding coding) { return coding == Coding::bytes ? kRaisedBits : 0; }
+#else
+constexpr int32_t first_sum(Coding) { return 0; }
+#endif
+
 // What a sum starts from makes up for the offset: -(sum of the group's inputs) times this; 0: nothing to make up for.
 constexpr int dot_offset(const Format& f, Coding coding) {
   if (signed_codes(f)) return coding == Coding::bytes ? kRaise : 0;
@@ -36,14 +44,24 @@ template <int Number, Coding C> constexpr ByteTable<Number, C> kByteTable{};
 
 #if defined(OCTAVO_ISA_AVX512)
 inline Int16 set_words(int32_t word) { return {_mm512_set1_epi32(word)}; }
-// Written as instructions: of the intrinsics' accumulators GCC 12 keeps copies, and then moves them to memory and back.
+inline Vec16 as_floats(Int16 a) { return {_mm512_castsi512_ps(a.v)}; }
+// Written as instructions, in the order in which they stand: of the intrinsics' accumulators GCC 12 keeps copies, and
+// then moves them to memory and back; and what is loaded for them, it loads again rather than keep it in a register.
 template <bool Signed> inline Int16 dot(Int16 sum, Int16 codes, int32_t inputs) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(codes.v), "v"(_mm512_set1_epi32(inputs)));
+  asm volatile("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(codes.v), "v"(_mm512_set1_epi32(inputs)));
   return sum;
 }
 inline Int16 dot_words(Int16 sum, Int16 codes, int32_t inputs) {
-  asm("vpdpwssd %2, %1, %0" : "+v"(sum.v) : "v"(codes.v), "v"(_mm512_set1_epi32(inputs)));
+  asm volatile("vpdpwssd %2, %1, %0" : "+v"(sum.v) : "v"(codes.v), "v"(_mm512_set1_epi32(inputs)));
   return sum;
+}
+inline Int16 load_once(const uint8_t* p) {
+  struct Line {
+    uint8_t byte[64];
+  };
+  Int16 words;
+  asm volatile("vmovdqu64 %1, %0" : "=v"(words.v) : "m"(*reinterpret_cast<const Line*>(p)));
+  return words;
 }
 // Bytes 0 and 2, or 1 and 3, of each word as two numbers of 16 bits.
 template <bool Signed> inline Int16 even_bytes(Int16 a) {
@@ -61,6 +79,7 @@ inline Int16 look_up_bytes(const uint8_t* table, Int16 codes) {
 }
 #elif defined(OCTAVO_ISA_AVX2)
 inline Int16 set_words(int32_t word) { return {_mm256_set1_epi32(word), _mm256_set1_epi32(word)}; }
+inline Int16 load_once(const uint8_t* p) { return load_words(p); }
 #if defined(__AVXVNNI__)
 template <bool Signed> inline __m256i dot_half(__m256i sum, __m256i codes, __m256i inputs) {
   return _mm256_dpbusd_avx_epi32(sum, codes, inputs);
@@ -110,6 +129,7 @@ inline Int16 look_up_bytes(const uint8_t* table, Int16 codes) {
 inline Int16 set_words(int32_t word) {
   return each_word([&](int) { return static_cast<uint32_t>(word); });
 }
+inline Int16 load_once(const uint8_t* p) { return load_words(p); }
 // The numbers of 16 bits in a word.
 inline int32_t half_of(uint32_t word, int index) { return static_cast<int16_t>(word >> (16 * index) & 0xffff); }
 // The lower bytes of its halves in their place.

@@ -17,6 +17,7 @@ template <int Number, Coding C> struct IntFormat {
   static constexpr int kGroups = kUnit / f.group; // of a unit
   static constexpr int kOffset = dot_offset(f, C);
   static constexpr bool kSigned = signed_codes(f);
+  static constexpr bool kShort = C == Coding::bytes && short_scales(f);
   static constexpr int kWords = words_of_eight(C);
   static constexpr int kSpan = span_units(C);
   static constexpr int kUnitBytes = kUnit * code_bytes_of(C);
@@ -210,7 +211,7 @@ void many_int_rows(const Strip& strip, int panels, const LinearInputs& in, int64
   float* scales = scratch + kMostPanels * kScratchUnits * kUnit * kLanes / 2;
   float* mins = scales + kScratchUnits * 2 * kMostPanels * kLanes;
   const int64_t units = in.cols / kUnit;
-  const int tiles = (rows + int_tile_rows(panels) - 1) / int_tile_rows(panels);
+  const int tiles = (rows + int_tile_rows(C, panels) - 1) / int_tile_rows(C, panels);
   memset(total, 0, sizeof(float) * static_cast<size_t>(rows * panels * kLanes));
   for (int64_t first = 0; first < units; first += kRun) {
     const int count = static_cast<int>(units - first < kRun ? units - first : kRun);
@@ -225,7 +226,7 @@ void many_int_rows(const Strip& strip, int panels, const LinearInputs& in, int64
     const Ahead ahead = ahead_of<Number>(strip, panels, first + kRun, units, kRun, tiles * count);
     const IntTile tile{codes, count,     from.codes,  in.layout.rows, scales, mins,
                        from.scales, from.sums, from.starts, total, ahead};
-    run_int_tile<C, Is::f.group, Is::f.mins, Is::kOffset != 0, Is::kSigned>(tile, rows, panels);
+    run_int_tile<C, Is::f.group, Is::f.mins, Is::kOffset != 0, Is::kSigned, Is::kShort>(tile, rows, panels);
   }
 }
 

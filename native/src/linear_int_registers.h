@@ -158,7 +158,7 @@ private:
 };
 
 template <int Group, bool Mins, bool Starts, bool Signed> struct IntKinds {
-  static constexpr IntTileKind kind{Group, Mins, Starts, Signed};
+  static constexpr IntTileKind kind{Group, Mins, Starts, Signed, false}; // conversions cost little here
 };
 
 inline void fetch_ahead(const Ahead& ahead) {
@@ -179,7 +179,7 @@ void run_in_registers(Registers& tiles, const IntTile& tile, const ByteOperands<
   }
 }
 
-template <Coding C, int Group, bool Mins, bool Starts, bool Signed>
+template <Coding C, int Group, bool Mins, bool Starts, bool Signed, bool>
 void run_int_tile(const IntTile& tile, int rows, int panels) {
   using Kinds = IntKinds<Group, Mins, Starts, Signed>;
   const ByteOperands<C> bytes(tile, rows, panels);

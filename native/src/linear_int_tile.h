@@ -10,6 +10,7 @@ namespace octavo {
 struct IntTileKind {
   int group; // inputs that share a weight's scale
   bool mins, starts, is_signed;
+  bool short_scales; // see short_scales()
 };
 
 // What will be read next, brought into the second level while the tile computes: lines of one plane of panels.
@@ -36,16 +37,23 @@ struct IntTile {
   Ahead ahead;
 };
 
-template <Coding C, int Group, bool Mins, bool Starts, bool Signed>
+template <Coding C, int Group, bool Mins, bool Starts, bool Signed, bool Short>
 void run_int_tile(const IntTile& tile, int rows, int panels);
 
-// Rows that tiles of so many panels are high: what their accumulators leave of the registers.
+// Rows that tiles of so many panels are high. With bytes, whose groups are short, totals stay in registers beside the
+// sums; with words they do not.
 #if defined(OCTAVO_ISA_AVX512)
-constexpr int int_tile_rows(int panels) { return panels == 4 ? 6 : 12; }
+constexpr int int_tile_rows(Coding coding, int panels) {
+  return (coding == Coding::bytes || panels == 1 ? 12 : 16) / panels;
+}
 #elif defined(OCTAVO_ISA_AVX2) || defined(OCTAVO_ISA_NEON)
-constexpr int int_tile_rows(int) { return 5; }
+constexpr int int_tile_rows(Coding, int) { return 5; }
 #else
-constexpr int int_tile_rows(int) { return 2; }
+constexpr int int_tile_rows(Coding, int) { return 2; }
 #endif
+
+// Whether the scales of a format have so few bits, 11 or 11 times a number of 8, that kRaised times one of them is
+// exact and no infinity.
+constexpr bool short_scales(const Format& f) { return f.scale == Scale::half || f.two_level(); }
 
 } // namespace octavo

@@ -1,4 +1,8 @@
 // The tiles of linear_int_tile.h, as templates; linear_byte_tile.cpp and linear_word_tile.cpp make them.
+//
+// What bounds them is how many operations on registers there are: 8 products of bytes a group of 32, or 16 of words,
+// and what closes the group. Pointers are members of copies that nothing points to, so that stores change none of them;
+// and a barrier a group keeps compilers from moving what is in memory into registers that are not there.
 #pragma once
 #include <string.h>
 
@@ -12,59 +16,100 @@
 
 namespace octavo {
 
-template <Coding C, IntTileKind const& Kind, int Rows, int Panels> struct IntBody {
-  static constexpr int kGroups = kUnit / Kind.group; // of a unit
-  static constexpr bool kOne = kGroups * span_units(C) == 1; // a group is a span: its part needs no memory
-  static constexpr int kSteps = 4 * words_of_eight(C); // words of a unit
+inline void keep_memory_in_order() { asm volatile("" ::: "memory"); }
+
+template <Coding C, IntTileKind const& Kind, int Rows, int Panels> struct IntSums {
+  static constexpr int kGroups = kUnit / Kind.group;                     // of a unit
+  static constexpr int kSteps = 4 * words_of_eight(C), kEach = kSteps / kGroups; // words of a unit, of a group
   static constexpr int kUnitBytes = kUnit * code_bytes_of(C);
   static constexpr int kRunBytes = kCodeRun * code_bytes_of(C);
-  const IntTile& t;
-  using Sums = Int16[Rows][Panels];
-  using Parts = float[Rows][Panels][kLanes]; // of a span, not yet scaled by the inputs' scale
+  Int16 sum[Rows][Panels];
 
-  OCTAVO_INLINE void open(Sums& sum, int64_t group) const {
+  // starts: [rows]
+  OCTAVO_INLINE void open(const int32_t* starts) {
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
-      const Int16 start = set_words(Kind.starts ? t.starts[group * t.stride + r] : 0);
+      const Int16 start = set_words(Kind.starts ? starts[r] : first_sum(C));
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) sum[r][p] = start;
     }
   }
 
-  // Steps are unrolled by name: a loop over them would keep the sums in memory.
-  template <int Step, int End> OCTAVO_INLINE void add(Sums& sum, int64_t unit) const {
+  // codes, inputs: of the unit. Steps are unrolled by name: a loop over them would keep the sums in memory.
+  template <int Step, int End> OCTAVO_INLINE void add(const uint8_t* codes, const uint8_t* inputs) {
     Int16 weight[Panels];
 #pragma GCC unroll 4
-    for (int p = 0; p < Panels; ++p) weight[p] = load_words(t.codes + ((unit * Panels + p) * kSteps + Step) * 64);
+    for (int p = 0; p < Panels; ++p) weight[p] = load_once(codes + (p * kSteps + Step) * 64);
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
       int32_t input;
-      memcpy(&input, t.inputs + r * kRunBytes + unit * kUnitBytes + 4 * Step, sizeof input);
+      memcpy(&input, inputs + r * kRunBytes + 4 * Step, sizeof input);
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) sum[r][p] = dot_coded<C, Kind.is_signed>(sum[r][p], weight[p], input);
     }
-    if constexpr (Step + 1 < End) add<Step + 1, End>(sum, unit);
+    if constexpr (Step + 1 < End) add<Step + 1, End>(codes, inputs);
   }
+};
 
-  OCTAVO_INLINE void close(const Sums& sum, Parts& part, int64_t group) const {
-    Vec16 scale[Panels];
+// Where a tile is in what it reads.
+template <Coding C, IntTileKind const& Kind, int Panels> struct IntPlace {
+  const uint8_t *codes, *inputs;
+  const float *scales, *mins, *sums;
+  const int32_t* starts;
+  int64_t stride;
+
+  OCTAVO_INLINE explicit IntPlace(const IntTile& t)
+      : codes(t.codes), inputs(t.inputs), scales(t.scales), mins(t.mins), sums(t.sums), starts(t.starts),
+        stride(t.stride) {}
+
+  OCTAVO_INLINE void next_unit() {
+    codes += Panels * 4 * words_of_eight(C) * 64;
+    inputs += kUnit * code_bytes_of(C);
+  }
+  OCTAVO_INLINE void next_group() {
+    scales += Panels * kLanes;
+    if (Kind.mins) mins += Panels * kLanes;
+    if (Kind.mins) sums += stride;
+    if (Kind.starts) starts += stride;
+  }
+  OCTAVO_INLINE Vec16 add_min(int r, int p, Vec16 part) const {
+    return Kind.mins ? fma(load(mins + p * kLanes), set1(sums[r]), part) : part;
+  }
+};
+
+inline void fetch(const Ahead& ahead, int unit) {
+  if (!ahead.first) return;
+  const int from = ahead.next + unit * ahead.each;
+  const int to = from + ahead.each < ahead.most ? from + ahead.each : ahead.most;
+  const int mask = (1 << ahead.lines) - 1;
+  for (int line = from; line < to; ++line)
+    __builtin_prefetch(ahead.first + (line >> ahead.lines) * ahead.stride + (line & mask) * 64, 0, 2);
+}
+
+// Parts of a span and totals in memory: where a span is many products long.
+template <Coding C, IntTileKind const& Kind, int Rows, int Panels> struct StoredTile {
+  using Sums = IntSums<C, Kind, Rows, Panels>;
+  static constexpr int kGroups = Sums::kGroups, kSpan = span_units(C);
+  static constexpr bool kOne = kGroups * kSpan == 1; // a group is a span: its part needs no memory
+  const IntTile t;
+  using Parts = float[Rows][Panels][kLanes]; // of a span, not yet scaled by the inputs' scale
+
+  OCTAVO_INLINE void close(const Sums& sums, Parts& part, const IntPlace<C, Kind, Panels>& at,
+                           const float* inputs) const {
 #pragma GCC unroll 4
-    for (int p = 0; p < Panels; ++p) scale[p] = load(t.scales + (group * Panels + p) * kLanes);
+    for (int p = 0; p < Panels; ++p) {
+      const Vec16 scale = load(at.scales + p * kLanes);
 #pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 4
-      for (int p = 0; p < Panels; ++p) {
-        Vec16 next = fma(scale[p], to_float(sum[r][p]), kOne ? zero() : load(part[r][p]));
-        if constexpr (Kind.mins)
-          next = fma(load(t.mins + (group * Panels + p) * kLanes), set1(t.sums[group * t.stride + r]), next);
-        if constexpr (kOne) {
-          float* at = t.total + (r * Panels + p) * kLanes;
-          next = fma(set1(t.input_scales[group * t.stride + r]), next, load(at));
-          store(at, next);
-        } else {
+      for (int r = 0; r < Rows; ++r) {
+        const Vec16 value = to_float(sums.sum[r][p]);
+        const Vec16 next = at.add_min(r, p, fma(scale, value, kOne ? zero() : load(part[r][p])));
+        float* total = t.total + (r * Panels + p) * kLanes;
+        if constexpr (kOne)
+          store(total, fma(set1(inputs[r]), next, load(total)));
+        else
           store(part[r][p], next);
-        }
       }
+    }
   }
 
   OCTAVO_INLINE void open_span(Parts& part) const {
@@ -74,49 +119,108 @@ template <Coding C, IntTileKind const& Kind, int Rows, int Panels> struct IntBod
       for (int p = 0; p < Panels; ++p) store(part[r][p], zero());
   }
 
-  OCTAVO_INLINE void close_span(const Parts& part, int64_t span) const {
+  OCTAVO_INLINE void close_span(const Parts& part, const float* inputs) const {
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
-      const Vec16 input = set1(t.input_scales[span * t.stride + r]);
+      const Vec16 input = set1(inputs[r]);
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) {
-        float* at = t.total + (r * Panels + p) * kLanes;
-        store(at, fma(input, load(part[r][p]), load(at)));
+        float* total = t.total + (r * Panels + p) * kLanes;
+        store(total, fma(input, load(part[r][p]), load(total)));
       }
     }
   }
 
-  void fetch(int64_t unit) const {
-    if (!t.ahead.first) return;
-    const int from = t.ahead.next + static_cast<int>(unit) * t.ahead.each;
-    const int to = from + t.ahead.each < t.ahead.most ? from + t.ahead.each : t.ahead.most;
-    const int mask = (1 << t.ahead.lines) - 1;
-    for (int line = from; line < to; ++line)
-      __builtin_prefetch(t.ahead.first + (line >> t.ahead.lines) * t.ahead.stride + (line & mask) * 64, 0, 2);
-  }
-
-  OCTAVO_INLINE void add_unit(Sums& sum, Parts& part, int64_t unit) const {
-    fetch(unit);
-    open(sum, unit * kGroups);
-    add<0, kSteps / kGroups>(sum, unit);
-    close(sum, part, unit * kGroups);
-    if constexpr (kGroups == 2) {
-      open(sum, unit * kGroups + 1);
-      add<kSteps / kGroups, kSteps>(sum, unit);
-      close(sum, part, unit * kGroups + 1);
-    }
-  }
-
-  void run() const {
-    constexpr int kSpan = span_units(C);
-    Sums sum;
+  OCTAVO_INLINE void run() const {
     alignas(64) Parts part;
-    for (int64_t unit = 0, span = 0; unit < t.units; ++span) {
-      const int64_t last = unit + kSpan < t.units ? unit + kSpan : t.units;
+    IntPlace<C, Kind, Panels> at(t);
+    const float* inputs = t.input_scales;
+    for (int unit = 0; unit < t.units; inputs += t.stride) {
+      const int last = unit + kSpan < t.units ? unit + kSpan : t.units;
       if constexpr (!kOne) open_span(part);
-      for (; unit < last; ++unit) add_unit(sum, part, unit);
-      if constexpr (!kOne) close_span(part, span);
+      for (; unit < last; ++unit) {
+        fetch(t.ahead, unit);
+        Sums sums;
+        add_group<0>(sums, part, at, inputs);
+        if constexpr (kGroups == 2) add_group<1>(sums, part, at, inputs);
+        at.next_unit();
+      }
+      if constexpr (!kOne) close_span(part, inputs);
     }
+  }
+
+  template <int Group>
+  OCTAVO_INLINE void add_group(Sums& sums, Parts& part, IntPlace<C, Kind, Panels>& at, const float* inputs) const {
+    keep_memory_in_order();
+    sums.open(at.starts);
+    sums.template add<Group * Sums::kEach, (Group + 1) * Sums::kEach>(at.codes, at.inputs);
+    close(sums, part, at, inputs);
+    at.next_group();
+  }
+};
+
+// All in registers: a store an output and group would wait for room among the stores. Sums begin as kRaised, so that
+// they are floats without a conversion; with short scales scale * (kRaised + sum) - scale * kRaised is one operation,
+// rounded once, and that is the rounded product of the scale and the sum.
+template <Coding C, IntTileKind const& Kind, int Rows, int Panels> struct HeldTile {
+  using Sums = IntSums<C, Kind, Rows, Panels>;
+  static constexpr int kGroups = Sums::kGroups;
+  static_assert(span_units(C) == 1, "a span is a unit");
+  const IntTile t;
+  using Floats = Vec16[Rows][Panels];
+
+  template <bool First, bool Last>
+  OCTAVO_INLINE void close(const Sums& sums, Floats& part, Floats& total, const IntPlace<C, Kind, Panels>& at,
+                           const float* inputs) const {
+#pragma GCC unroll 4
+    for (int p = 0; p < Panels; ++p) {
+      const Vec16 scale = load(at.scales + p * kLanes), lower = scale * set1(-kRaised);
+#pragma GCC unroll 16
+      for (int r = 0; r < Rows; ++r) {
+        const Vec16 raised = as_floats(sums.sum[r][p]);
+        Vec16 next;
+        if constexpr (First && Kind.short_scales)
+          next = fma(scale, raised, lower);
+        else if constexpr (First)
+          next = scale * (raised - set1(kRaised));
+        else
+          next = fma(scale, raised - set1(kRaised), part[r][p]);
+        next = at.add_min(r, p, next);
+        if constexpr (Last)
+          total[r][p] = fma(set1(inputs[r]), next, total[r][p]);
+        else
+          part[r][p] = next;
+      }
+    }
+  }
+
+  OCTAVO_INLINE void run() const {
+    Floats part, total;
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+      for (int p = 0; p < Panels; ++p) total[r][p] = load(t.total + (r * Panels + p) * kLanes);
+    IntPlace<C, Kind, Panels> at(t);
+    const float* inputs = t.input_scales;
+    for (int unit = 0; unit < t.units; ++unit, inputs += t.stride) {
+      fetch(t.ahead, unit);
+      add_group<0>(part, total, at, inputs);
+      if constexpr (kGroups == 2) add_group<1>(part, total, at, inputs);
+      at.next_unit();
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+      for (int p = 0; p < Panels; ++p) store(t.total + (r * Panels + p) * kLanes, total[r][p]);
+  }
+
+  template <int Group>
+  OCTAVO_INLINE void add_group(Floats& part, Floats& total, IntPlace<C, Kind, Panels>& at, const float* inputs) const {
+    Sums sums;
+    sums.open(at.starts);
+    sums.template add<Group * Sums::kEach, (Group + 1) * Sums::kEach>(at.codes, at.inputs);
+    close<Group == 0, Group == kGroups - 1>(sums, part, total, at, inputs);
+    at.next_group();
   }
 };
 
@@ -130,28 +234,36 @@ template <Coding C, IntTileKind const& Kind> IntTile skip_rows(IntTile t, int ro
   return t;
 }
 
+template <Coding C, IntTileKind const& Kind, int Rows, int Panels>
+__attribute__((noinline)) void run_one(const IntTile& tile) {
+  if constexpr (first_sum(C) != 0)
+    HeldTile<C, Kind, Rows, Panels>{tile}.run();
+  else
+    StoredTile<C, Kind, Rows, Panels>{tile}.run();
+}
+
 // As many tiles of Rows rows as there are; what is left in tiles of half as many.
 template <Coding C, IntTileKind const& Kind, int Rows, int Panels> void run_rows(IntTile tile, int rows) {
   for (; rows >= Rows; rows -= Rows) {
-    IntBody<C, Kind, Rows, Panels>{tile}.run();
+    run_one<C, Kind, Rows, Panels>(tile);
     tile = skip_rows<C, Kind>(tile, Rows, Panels);
   }
   if constexpr (Rows > 1)
-    if (rows > 0) run_rows<C, Kind, Rows / 2, Panels>(tile, rows);
+    if (rows > 0) run_rows<C, Kind, (Rows + 1) / 2, Panels>(tile, rows);
 }
 
-template <int Group, bool Mins, bool Starts, bool Signed> struct IntKinds {
-  static constexpr IntTileKind kind{Group, Mins, Starts, Signed};
+template <int Group, bool Mins, bool Starts, bool Signed, bool Short> struct IntKinds {
+  static constexpr IntTileKind kind{Group, Mins, Starts, Signed, Short};
 };
 
-template <Coding C, int Group, bool Mins, bool Starts, bool Signed>
+template <Coding C, int Group, bool Mins, bool Starts, bool Signed, bool Short>
 void run_int_tile(const IntTile& tile, int rows, int panels) {
-  constexpr const IntTileKind& kKind = IntKinds<Group, Mins, Starts, Signed>::kind;
+  constexpr const IntTileKind& kKind = IntKinds<Group, Mins, Starts, Signed, Short>::kind;
   if constexpr (kWidestMany == 4) {
-    if (panels == 4) return run_rows<C, kKind, int_tile_rows(4), 4>(tile, rows);
-    if (panels == 2) return run_rows<C, kKind, int_tile_rows(2), 2>(tile, rows);
+    if (panels == 4) return run_rows<C, kKind, int_tile_rows(C, 4), 4>(tile, rows);
+    if (panels == 2) return run_rows<C, kKind, int_tile_rows(C, 2), 2>(tile, rows);
   }
-  return run_rows<C, kKind, int_tile_rows(1), 1>(tile, rows);
+  return run_rows<C, kKind, int_tile_rows(C, 1), 1>(tile, rows);
 }
 
 } // namespace octavo

@@ -82,6 +82,7 @@ void lay_out_codes(const Needs& needs, const RowLayout& layout, Pieces& pieces, 
   const bool wanted = needs.coding != Coding::none;
   const int64_t rows = layout.rows, cols = layout.cols, spans = span_count(needs.coding, cols / kUnit);
   const int64_t bytes = layout.size(kCodeRun) * code_bytes_of(needs.coding);
+  to.first_sum = layout.in_runs ? first_sum(needs.coding) : 0;
   to.codes = reinterpret_cast<uint8_t*>(pieces.take(wanted, bytes / 4));
   to.scales = pieces.take(wanted, rows * spans);
   to.sums16 = pieces.take(needs.code_sums16, rows * (cols / 16));

@@ -104,10 +104,10 @@ struct Row {
       int32_t* const starts = out.starts[index];
       if (!starts) continue;
       if (kStarts[index].group == 32) {
-        starts[at] = (sums.low + sums.high) * -kStarts[index].offset;
+        starts[at] = out.first_sum - (sums.low + sums.high) * kStarts[index].offset;
       } else {
-        starts[first] = sums.low * -kStarts[index].offset;
-        starts[second] = sums.high * -kStarts[index].offset;
+        starts[first] = out.first_sum - sums.low * kStarts[index].offset;
+        starts[second] = out.first_sum - sums.high * kStarts[index].offset;
       }
     }
   }
