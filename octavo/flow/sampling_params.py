@@ -14,6 +14,7 @@ from octavo.flow.structured_outputs import StructuredOutputsParams, read_structu
 
 GREEDY_BELOW = 1e-5  # a temperature under this is greedy, as in vLLM
 _MOST_BREAKERS = 64
+_MOST_DIGITS = 64  # of a number that a text holds
 LARGEST_BIAS = 100.0  # OpenAI's range of a logit bias is +-100; others are brought into it
 
 # Names that older clients send. They never did what people expect here, so they are refused rather than passed over.
@@ -355,16 +356,20 @@ def _check_bias(params: SamplingParams) -> None:
         raise InvalidRequestError("logit_bias must be an object of token id -> number", "logit_bias")
     checked: dict[int, float] = {}
     for key, value in cast("Mapping[object, object]", params.logit_bias).items():
-        try:
-            token_id = int(key) if isinstance(key, (int, str)) and not isinstance(key, bool) else -1
-        except ValueError:
-            token_id = -1
+        token_id = _bias_id(key)
         if token_id < 0:
-            raise InvalidRequestError(f"logit_bias has {key!r}, which is not a token id", "logit_bias")
+            raise InvalidRequestError(f"logit_bias has {key!r:.100}, which is not a token id", "logit_bias")
         if not isinstance(value, (int, float)) or isinstance(value, bool) or math.isnan(value):
             raise InvalidRequestError(f"logit_bias of token {token_id} must be a number, got {value!r}", "logit_bias")
         checked[token_id] = max(-LARGEST_BIAS, min(LARGEST_BIAS, float(value)))
     params.logit_bias = checked
+
+
+def _bias_id(key: object) -> int:
+    """A token id, also as JSON's keys write one; -1 for anything else."""
+    if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= _MOST_DIGITS:
+        return int(key)
+    return key if isinstance(key, int) and not isinstance(key, bool) else -1
 
 
 def _check_words(params: SamplingParams) -> None:

@@ -118,7 +118,8 @@ class InputLimits:
         stop = params.stop or ()
         if len(stop) > _MOST_STOPS or sum(map(len, stop)) > _LONGEST_STOP:
             raise InvalidRequestError(
-                f"stop may have {_MOST_STOPS} texts of {_LONGEST_STOP} characters together, got {len(stop)} texts",
+                f"stop may have {_MOST_STOPS} texts of {_LONGEST_STOP} characters together, got {len(stop)} of "
+                f"{sum(map(len, stop))}",
                 "stop",
             )
         self.check_ids(params.stop_token_ids or (), "stop_token_ids")

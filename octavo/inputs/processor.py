@@ -162,7 +162,11 @@ class InputProcessor:
             detokenize=checked.detokenize and self.tokenizer is not None,
         )
         form = checked.structured_outputs
-        return self.constrain(request, grammar_of(form, max_tokens)) if form is not None else request
+        return request if form is None else self.constrain(request, grammar_of(form, self.characters(max_tokens)))
+
+    def characters(self, tokens: int) -> int:
+        """No answer of so many tokens has more characters than this."""
+        return tokens * (self.tokenizer.longest_token() if self.tokenizer is not None else 1)
 
     def _prompt_ids(self, read: ReadPrompt, params: SamplingParams, add_special_tokens: bool) -> Sequence[int]:
         """A prompt's tokens, cut where the parameters say so; special tokens around a text are kept."""

@@ -19,7 +19,7 @@ def grammar_of(params: StructuredOutputsParams, longest: int) -> Grammar:
     """The grammar of an answer of this form.
 
     Args:
-        longest: tokens that an answer can have; what must be longer is refused.
+        longest: characters that an answer can have; what must be longer is refused.
 
     Raises:
         InvalidRequestError: a schema, tag or expression that is wrong, and where.
@@ -83,7 +83,7 @@ def _copied(value: object, where: str, closed: bool, longest: int, depth: int) -
         if key == "pattern" and isinstance(item, str):
             check_regex(item, place)
         if key in _LEAST and isinstance(item, (int, float)) and item > longest:
-            raise _wrong(f"{place} is {item}, but an answer can have {longest} tokens")
+            raise _wrong(f"{place} is {item}, but an answer can have {longest} characters at most")
         # What stands in these is data, not schema.
         is_data = key in ("const", "enum", "default", "examples")
         copy[key] = item if is_data else _copied(item, place, closed, longest, depth - 1)

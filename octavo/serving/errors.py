@@ -44,6 +44,7 @@ _ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/")
 # nginx's status for a client that went away; only the access log sees it.
 CLIENT_GONE = 499
 _SHOWN_PATH = 200
+_LONGEST = 2000  # characters of a message
 
 Handler = Callable[[Request], Awaitable[Response]]
 _encode = msgspec.json.Encoder().encode
@@ -60,7 +61,7 @@ class TooLargeError(InvalidRequestError):
 
 
 class MediaTypeError(InvalidRequestError):
-    """The body is not JSON by its own account."""
+    """The body is not JSON, or not as it is, by its own account."""
 
     status = 415
 
@@ -74,7 +75,10 @@ def describe(error: Exception) -> ErrorInfo:
     """What the client is told. An error that was not raised on purpose says nothing of the inside."""
     if isinstance(error, OctavoError):
         param = error.param if isinstance(error, InvalidRequestError) else None
-        return ErrorInfo(str(error), _type(error.status), param, error.status)
+        text = str(error)
+        if len(text) > _LONGEST:  # it quotes what was sent
+            text = text[:_LONGEST] + "..."
+        return ErrorInfo(text, _type(error.status), param, error.status)
     return ErrorInfo("the server failed on this request; its log tells why", _type(500), None, 500)
 
 

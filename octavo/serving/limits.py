@@ -24,7 +24,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     """The body of a JSON request.
 
     Raises:
-        MediaTypeError: it says that it is something else.
+        MediaTypeError: it says that it is something else, or compressed.
         TooLargeError: more than `limit` bytes; no more than that is ever held.
         InvalidRequestError: it has no end that it promised, or is empty.
     """
@@ -34,6 +34,9 @@ async def read_body(request: Request, limit: int) -> bytes:
             f"the body came as {kind[:64]!r}, and JSON is expected: send a JSON object with the header "
             "'Content-Type: application/json' (curl: -H 'Content-Type: application/json')"
         )
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        raise MediaTypeError(f"the body came in Content-Encoding {coding[:64]!r}; send the body uncompressed")
     too_large = TooLargeError(f"the body is larger than {limit} bytes, the most this server takes (--max-body-size)")
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > limit:

@@ -192,6 +192,8 @@ class GrammarCompiler:
         # What explodes mostly does so at the first mask.
         probe, began = matcher.deep_copy(), time.perf_counter()
         probe.compute_bitmask()
+        if probe.is_error() and "NoExtension" in probe.get_error():
+            raise InvalidRequestError("structured output: no text at all has this form", _PARAM)
         if probe.is_error():
             raise InvalidRequestError(f"structured output is too costly: {_reason(probe.get_error())}", _PARAM)
         if time.perf_counter() - began > limits.mask_seconds:

@@ -17,6 +17,7 @@ from octavo.text.vocabulary_files import SpecialTokens, build_backend, tokenizer
 
 # What Llama's directories leave unsaid.
 _SENTENCEPIECE_SETTINGS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
+_LONG_TEXT = 8192  # characters; the library holds Python's lock for as long as a text takes, unless it comes in a batch
 _REPLACEMENT_MARGIN = 4  # normalization to composed characters shrinks a text by less than this
 
 
@@ -99,6 +100,8 @@ class LibraryTokenizer:
             InvalidRequestError: the text is not valid Unicode (a lone surrogate).
         """
         try:
+            if len(text) > _LONG_TEXT:
+                return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except (UnicodeEncodeError, TypeError):  # the library reports a lone surrogate as a wrong type
             raise InvalidRequestError("the text is not valid Unicode: it has a lone surrogate", "prompt") from None
@@ -116,7 +119,10 @@ class LibraryTokenizer:
             InvalidRequestError: a text is not valid Unicode, or `limit` leaves no room for it.
         """
         try:
-            parts = [self._backend.encode(text, add_special_tokens=False) for text in texts]
+            if sum(map(len, texts)) > _LONG_TEXT:
+                parts = self._backend.encode_batch(list(texts), add_special_tokens=False)
+            else:
+                parts = [self._backend.encode(text, add_special_tokens=False) for text in texts]
         except (UnicodeEncodeError, TypeError):
             raise InvalidRequestError("the text is not valid Unicode: it has a lone surrogate", "prompt") from None
         first, second = parts[0], parts[1] if len(parts) > 1 else None

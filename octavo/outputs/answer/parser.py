@@ -20,6 +20,7 @@ class AnswerShape:
         tools: None: there are no calls.
         schemas: parameters of the tools, by name.
         most_calls: calls beyond these are left out.
+        only_calls: what else there is is the markup of a call that was cut off, and left out.
     """
 
     reasoning: ReasoningFormat | None = None
@@ -27,6 +28,7 @@ class AnswerShape:
     tools: ToolFormat | None = None
     schemas: Mapping[str, Any] | None = None
     most_calls: int | None = None
+    only_calls: bool = False
 
     @property
     def plain(self) -> bool:
@@ -86,7 +88,7 @@ class AnswerParser:
 
     def _take(self) -> list[AnswerEvent]:
         events, self._feed.events = self._feed.events, []
-        return events
+        return [event for event in events if event.kind != "content"] if self._shape.only_calls else events
 
 
 def read_answer(text: str, shape: AnswerShape) -> list[AnswerEvent]:

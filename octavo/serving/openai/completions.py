@@ -31,7 +31,7 @@ from octavo.serving.openai.generation import (
     read_generation,
     sampling_params,
 )
-from octavo.serving.openai.logprobs import CompletionLogprobsBuilder, TokenNames, joined, prompt_logprobs
+from octavo.serving.openai.logprobs import NOTHING, CompletionLogprobsBuilder, TokenNames, joined, prompt_logprobs
 from octavo.serving.openai.schema import BodyReader, CompletionRequest
 from octavo.serving.state import ServerState, state_of
 from octavo.serving.stream import EventStream, event, until_disconnect
@@ -100,6 +100,8 @@ def _params(body: CompletionRequest, state: ServerState, form: StructuredOutputs
         raise InvalidRequestError(f"logprobs must be between 0 and {most}, got {top}", "logprobs")
     limit = body.max_tokens
     if limit == 0 and body.echo:
+        if body.min_tokens:
+            raise InvalidRequestError(f"min_tokens must be at most max_tokens (0), got {body.min_tokens}", "min_tokens")
         limit = 1  # computed and thrown away: the prompt alone is wanted
     prompt = top if body.echo and body.prompt_logprobs is None else body.prompt_logprobs
     return sampling_params(body, state, limit, logprobs=top, prompt_logprobs=prompt, structured_outputs=form)
@@ -116,7 +118,10 @@ class _Answer:
         self._top = body.logprobs
         self._names = TokenNames(state.inputs.tokenizer, bool(body.return_tokens_as_token_ids))
         choices = range(job.n * len(prompts))
-        self._builders = [CompletionLogprobsBuilder(self._top or 0, self._names) for _ in choices]
+        hidden = NOTHING
+        if self._tokenizer is not None and body.skip_special_tokens is not False:
+            hidden = self._tokenizer.special_ids
+        self._builders = [CompletionLogprobsBuilder(self._top or 0, self._names, hidden) for _ in choices]
         self._opened: set[int] = set()
         self._only_prompt = bool(body.echo) and body.max_tokens == 0
         options = body.stream_options
@@ -192,23 +197,25 @@ class _Answer:
         return event(self._chunk([choice]))
 
     def _opening(self, index: int, entries: Sequence[TokenLogprobs]) -> tuple[str, list[CompletionLogprobs]]:
-        """What an echoed prompt puts before choice `index`, the first time; then nothing."""
-        if not self._body.echo or index in self._opened:
+        """What an echoed prompt puts before choice `index`: its text the first time, its entries as they come."""
+        if not self._body.echo:
             return "", []
-        self._opened.add(index)
-        number = index // self._job.n
-        ids = self._job.requests[number].prompt_token_ids
-        prompt = self._prompts[number]
-        text = prompt if isinstance(prompt, str) else ""
-        if not isinstance(prompt, str) and self._tokenizer is not None:
-            text = self._tokenizer.decode(ids, skip_special_tokens=False)
-        if self._top is None:
-            return text, []
-        builder = self._builders[index]
-        return text, [builder.first_prompt_token(ids[0]), builder.build(entries)]
+        builder, text, lists = self._builders[index], "", list[CompletionLogprobs]()
+        if index not in self._opened:
+            self._opened.add(index)
+            ids = self._job.requests[index // self._job.n].prompt_token_ids
+            prompt = self._prompts[index // self._job.n]
+            text = prompt if isinstance(prompt, str) else ""
+            if not isinstance(prompt, str) and self._tokenizer is not None:
+                text = self._tokenizer.decode(ids, skip_special_tokens=False)
+            lists = [builder.begin_prompt(text, ids)]
+        return text, [*lists, builder.build(entries)] if self._top is not None and (lists or entries) else []
 
     def _built(self, index: int, entries: Sequence[TokenLogprobs]) -> list[CompletionLogprobs]:
-        return [self._builders[index].build(entries)] if self._top is not None and entries else []
+        if self._top is None or not entries:
+            return []
+        self._builders[index].end_prompt()
+        return [self._builders[index].build(entries)]
 
     def _read_usage(self) -> Usage:
         tally = self._job.tally

@@ -67,7 +67,7 @@ class HeldAnswer:
 
     @property
     def _longest(self) -> int:
-        return self.state.inputs.limits.max_model_len
+        return self.state.inputs.characters(self.state.inputs.limits.max_model_len)
 
     def _tools(self, only: frozenset[str]) -> list[tuple[str, object]]:
         """The tools with their schemas; those beyond `only` take any object."""

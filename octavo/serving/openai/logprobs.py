@@ -1,5 +1,6 @@
 """Log-probabilities as the API tells them: token texts, their bytes, alternatives, offsets."""
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from octavo.text.tokenizer import Tokenizer
 
 # JSON has no infinity; vLLM's floor.
 _FLOOR = -9999.0
+NOTHING: frozenset[int] = frozenset()
 
 
 class TokenNames:
@@ -28,6 +30,10 @@ class TokenNames:
         if self._as_ids or self._tokenizer is None:
             return f"token_id:{token_id}"
         return self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """What the token adds to the text."""
+        return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token_id)
 
     def read(self, token_id: int) -> tuple[str, list[int]]:
         """The token's text, and its bytes, exact even where they are part of a character."""
@@ -60,28 +66,46 @@ def _likeliest(entry: TokenLogprobs, top: int) -> list[tuple[int, float]]:
 class CompletionLogprobsBuilder:
     """Grows a completion's parallel lists; the offset goes on over calls.
 
+    An offset is where in the text a token begins; of a token in the middle of a character, where that begins.
+
     Args:
         top: alternatives asked for.
         names: how tokens are written.
+        hidden: tokens that the answer's text leaves out.
     """
 
-    def __init__(self, top: int, names: TokenNames) -> None:
+    def __init__(self, top: int, names: TokenNames, hidden: frozenset[int] = NOTHING) -> None:
         self._top = top
         self._names = names
+        self._hidden = hidden
+        self._prompt: str | None = None  # while what comes is of it
         self._offset = 0
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
-    def first_prompt_token(self, token_id: int) -> CompletionLogprobs:
-        """The prompt's first token: nothing predicts it."""
-        text = self._names.text(token_id)
-        offset = self._advance(text)
-        return CompletionLogprobs([offset], [None], [text], [None])
+    def begin_prompt(self, text: str, ids: Sequence[int]) -> CompletionLogprobs:
+        """The lists of an echoed prompt's first token, which nothing predicts.
+
+        Args:
+            text: as it is echoed; tokens that were put before it are at its beginning.
+            ids: all of the prompt.
+        """
+        whole = b"".join(map(self._names.bytes_of, ids)).decode("utf-8", "replace")
+        self._prompt = text
+        self._offset = len(text) - len(whole) if whole.endswith(text) else 0
+        return CompletionLogprobs([self._begin(ids[0])], [None], [self._names.text(ids[0])], [None])
+
+    def end_prompt(self) -> None:
+        """What comes from now on is of the answer."""
+        if self._prompt is not None:
+            self._offset, self._prompt = len(self._prompt), None
+            self._decode(b"", True)
 
     def build(self, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs:
         """The lists of these positions."""
         lists = CompletionLogprobs([], [], [], [])
         for entry in entries:
             text = self._names.text(entry.token_ids[0])
-            lists.text_offset.append(self._advance(text))
+            lists.text_offset.append(self._begin(entry.token_ids[0]))
             lists.token_logprobs.append(max(entry.logprobs[0], _FLOOR))
             lists.tokens.append(text)
             # The drawn token is always among them, also with 0 alternatives.
@@ -91,10 +115,15 @@ class CompletionLogprobsBuilder:
             lists.top_logprobs.append(named)
         return lists
 
-    def _advance(self, text: str) -> int:
-        offset = self._offset
-        self._offset += len(text)
-        return offset
+    def _begin(self, token_id: int) -> int:
+        """Where this token begins; the next one begins behind it."""
+        hidden = self._prompt is None and token_id in self._hidden
+        data = b"" if hidden else self._names.bytes_of(token_id)
+        if data and data[0] & 0xC0 != 0x80:  # no continuation of what was begun, which is U+FFFD then
+            self._offset += len(self._decode(b"", True))
+        begins = self._offset
+        self._offset += len(self._decode(data, False))
+        return max(begins, 0)
 
 
 def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:

@@ -194,6 +194,11 @@ def refuse_unsupported(body: GenerationFields) -> None:
     _check_best_of(body)
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options can only be given with stream=true", "stream_options")
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequestError(
+            "prompt_logprobs are not told in a stream; leave out stream, or use echo and logprobs in a text completion",
+            "prompt_logprobs",
+        )
 
 
 def _check_best_of(body: GenerationFields) -> None:

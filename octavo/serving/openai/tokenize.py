@@ -45,10 +45,9 @@ async def detokenize(request: Request) -> Response:
     data = await read_body(request, state.max_body_bytes)
     body, warnings = _DETOKENIZE.read(data)
     state.check_model(body.model)
-    for token in body.tokens:
-        if not 0 <= token < state.tokenizer.vocab_size:
-            raise InvalidRequestError(
-                f"tokens: {token} is not in the vocabulary (0 to {state.tokenizer.vocab_size - 1})", "tokens"
-            )
+    most = state.tokenizer.vocab_size - 1
+    if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) <= most:
+        wrong = next(token for token in body.tokens if not 0 <= token <= most)
+        raise InvalidRequestError(f"tokens: {wrong} is not in the vocabulary (0 to {most})", "tokens")
     text = await asyncio.to_thread(state.tokenizer.decode, body.tokens, False)
     return json_response(Detokenized(text, warnings or UNSET))

@@ -76,7 +76,7 @@ def shape_of(body: ChatRequest, state: ServerState, use: ToolUse, prompt: str) -
         form = enforced(state.formats.tools)
     reasoning = state.formats.reasoning
     opened = reasoning is not None and not body.continue_final_message and reasoning.opened_by(prompt)
-    return AnswerShape(reasoning, opened, form, use.tools, None if use.parallel else 1)
+    return AnswerShape(reasoning, opened, form, use.tools, None if use.parallel else 1, use.must)
 
 
 def call_id(form: ToolFormat | None) -> str:
@@ -110,6 +110,11 @@ def _tools(listed: list[dict[str, Any]]) -> dict[str, Any]:
             )
         if parameters is not None and not isinstance(parameters, Mapping):
             raise InvalidRequestError(f"{where}.function.parameters must be a JSON schema", "tools")
+        kind: object = "object" if parameters is None else cast("Mapping[str, Any]", parameters).get("type", "object")
+        if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+            raise InvalidRequestError(
+                f"{where}.function.parameters must be of type 'object', got {str(kind)[:64]!r}", "tools"
+            )
         if name in tools:
             raise InvalidRequestError(f"{where}: there are two tools of the name {name!r}", "tools")
         tools[name] = parameters
