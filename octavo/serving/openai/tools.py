@@ -110,11 +110,9 @@ def _tools(listed: list[dict[str, Any]]) -> dict[str, Any]:
             )
         if parameters is not None and not isinstance(parameters, Mapping):
             raise InvalidRequestError(f"{where}.function.parameters must be a JSON schema", "tools")
-        kind: object = "object" if parameters is None else cast("Mapping[str, Any]", parameters).get("type", "object")
-        if kind != "object" and not (isinstance(kind, list) and "object" in kind):
-            raise InvalidRequestError(
-                f"{where}.function.parameters must be of type 'object', got {str(kind)[:64]!r}", "tools"
-            )
+        kind = repr("object" if parameters is None else cast("Mapping[str, Any]", parameters).get("type", "object"))
+        if "'object'" not in kind:  # it may be a list
+            raise InvalidRequestError(f"{where}.function.parameters must be of type 'object', got {kind[:64]}", "tools")
         if name in tools:
             raise InvalidRequestError(f"{where}: there are two tools of the name {name!r}", "tools")
         tools[name] = parameters
