@@ -2,6 +2,7 @@
 
     python -m benchmarks.ops                                      every kernel, one thread and all: about two minutes
     python -m benchmarks.ops linear --formats bf16 q8_0 q4_k      products alone
+    python -m benchmarks.ops linear --formats bf16 --bf16 pairs    by VDPBF16PS where that is not the faster way
     python -m benchmarks.ops attention --types float16 int8 --contexts 2048 8192 --shapes llama3-8b
     python -m benchmarks.ops rest --json ops.json                 what is between them; --json: for other programs
     python -m benchmarks.ops curves --out docs/pictures           steps of whole models as batch, context and model grow
@@ -22,8 +23,10 @@ from typing import Any
 from benchmarks.ops import attention, curves, linear, rest
 from benchmarks.ops.measure import Bench, Figure, Work, benches
 from octavo.config.machine import read_machine
+from octavo.kernels.choose import bf16_choice
 
 GROUPS = ("linear", "attention", "rest")
+BF16 = ("auto", "floats", "pairs")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := [name for name in options.groups if name not in GROUPS]:
         parser.error(f"there is no group {unknown[0]!r}: {', '.join(GROUPS)}, or curves alone")
     made = benches(options.isa, options.threads, options.repeats)
+    made[0].library.call.octavo_bf16_force(BF16.index(options.bf16) - 1)
     figures: list[Figure] = []
     print("\n".join(ceilings(made)), flush=True)
     print(f"\n{_HEAD}", flush=True)
@@ -48,14 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def ceilings(made: Sequence[Bench]) -> Iterator[str]:
-    """What the machine can do, with each team."""
+    """What the machine can do, with each team; and how bf16 is multiplied, and why."""
     for bench in made:
         threads = f"{bench.team.threads} thread{'s' if bench.team.threads > 1 else ''}"
         yield (
             f"{bench.library.isa}, {threads}: memory {bench.memory / 1e9:.1f} GB/s, "
             f"1 MiB a thread {bench.reading(1) / 1e9:.0f} GB/s, "
             f"registers {bench.peak('f32') / 1e9:.0f} GFLOP/s, {bench.peak('int8') / 1e9:.0f} GOP/s in 8 bits"
+            + (f", {bench.peak('bf16') / 1e9:.0f} GFLOP/s of bf16 in pairs" if bench.peak("bf16") else "")
         )
+    chosen = bf16_choice(made[0].library)
+    yield f"{chosen.what}: {chosen.kernel}; {chosen.reason}"
 
 
 _HEAD = (
@@ -83,6 +90,7 @@ def as_json(made: Sequence[Bench], figures: Sequence[Figure]) -> dict[str, objec
                 "small_set": bench.reading(1),
                 "f32": bench.peak("f32"),
                 "int8": bench.peak("int8"),
+                "bf16": bench.peak("bf16"),
             }
             for bench in made
         ],
@@ -137,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("linear")
     _flag(group, "--formats", products.formats, "of weights", linear.FORMATS)
     _flag(group, "--compute", products.compute, "inputs as floats, in 16 or in 8 bits", linear.COMPUTE)
+    _flag(group, "--bf16", BF16[0], "multiplied so, where the processor can", BF16)
     _flag(group, "--rows", products.rows, "of the matrix")
     _flag(group, "--cols", products.cols, "of the matrix")
     _flag(group, "--tokens", products.tokens, "rows of inputs")

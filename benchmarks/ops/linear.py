@@ -105,7 +105,7 @@ def product_of(bench: Bench, weights: Sequence[PackedWeight], tokens: int, compu
     step = token_step(tokens)
     data = segment.data
     assert isinstance(data, np.ndarray)
-    kind: Kind = "f32" if compute == "exact" or segment.format in DENSE else "int8"
+    kind = kind_of(bench, segment.format, compute)
     products = 2 if compute == "int16" and kind == "int8" else 1  # an instruction has half as many of 16 bits
     inputs = 4 * tokens * (rows + cols)
     return Work(
@@ -118,6 +118,13 @@ def product_of(bench: Bench, weights: Sequence[PackedWeight], tokens: int, compu
         len(weights) * data.nbytes + inputs,
         kind,
     )
+
+
+def kind_of(bench: Bench, format: str, compute: str) -> Kind:
+    """What such a product is computed with. AMX's rate is not probed."""
+    if format == "bf16" and bench.library.bf16_products().way == "pairs":
+        return "bf16"
+    return "f32" if compute == "exact" or format in DENSE else "int8"
 
 
 def token_step(tokens: int) -> NativeStep:

@@ -9,7 +9,9 @@ from octavo.kernels.cpu.allocate import aligned_bytes
 from octavo.kernels.cpu.library import NativeLibrary, load_library
 from octavo.kernels.cpu.team import ThreadTeam
 
-Kind = Literal["f32", "int8"]
+Kind = Literal["f32", "int8", "bf16"]
+
+_KINDS: tuple[Kind, ...] = ("f32", "int8", "bf16")  # as octavo_multiply counts them
 
 _PIECE = 1 << 20  # octavo_read_bytes deals out pieces of this size: less does not reach every thread
 _LARGE = 512 << 20  # no cache holds it
@@ -97,13 +99,13 @@ class Bench:
         return self.reading(_LARGE)
 
     def peak(self, kind: Kind) -> float:
-        """Operations a second in registers."""
+        """Operations a second in registers; 0 where the processor has no instruction for the kind."""
         if kind not in self._peaks:
             done = 0
 
             def multiply() -> None:
                 nonlocal done
-                done = self.library.call.octavo_multiply(self.team.handle, int(kind == "int8"), _TURNS)
+                done = self.library.call.octavo_multiply(self.team.handle, _KINDS.index(kind), _TURNS)
 
             seconds = self.seconds(multiply)
             self._peaks[kind] = done / seconds

@@ -2,7 +2,6 @@
 
 #include <string.h>
 
-#include "formats.h"
 #include "simd/vec.h"
 
 namespace octavo {
@@ -55,11 +54,7 @@ struct Exact {
 
 struct Rounded {
   static constexpr int64_t kInputs = 1;
-  static Vec16 read(const float* x, int64_t left) {
-    uint16_t rounded[kLanes];
-    store_bf16(rounded, first_inputs(x, left));
-    return load_bf16(rounded);
-  }
+  static Vec16 read(const float* x, int64_t left) { return round_exchanged(first_inputs(x, left)); }
 };
 
 struct Paired {

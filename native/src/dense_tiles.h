@@ -2,6 +2,9 @@
 #pragma once
 #include <stdint.h>
 
+#include "formats.h"
+#include "simd/vec.h"
+
 namespace octavo {
 
 // Accumulators that fit the registers: rows x panels of 16 lanes.
@@ -37,10 +40,22 @@ struct RowTiles {
 // What a word of a tile is.
 enum class TileWords {
   exact,   // an input
-  rounded, // an input rounded to bf16; an odd row is followed by a 0
+  rounded, // an input rounded to bf16, as round_exchanged() orders them; an odd row is followed by a 0
   pairs,   // two inputs in bf16, the first below; an odd row is followed by a 0
   rows,    // pairs, but row after row as they come, each filled with 0 to words_in_tiles()
 };
+
+// Sixteen inputs rounded to bf16, of each two the second first: the order in which VDPBF16PS adds their products.
+inline Vec16 round_exchanged(Vec16 inputs) {
+  uint16_t rounded[kLanes];
+  store_bf16(rounded, inputs);
+  for (int i = 0; i < kLanes; i += 2) {
+    const uint16_t first = rounded[i];
+    rounded[i] = rounded[i + 1];
+    rounded[i + 1] = first;
+  }
+  return load_bf16(rounded);
+}
 
 // Words of a row of pairs that tile registers read: whole ones.
 constexpr int64_t words_in_tiles(int64_t cols) { return (cols + 31) / 32 * 16; }

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "bf16_choice.h"
 #include "linear_dense.h"
 #include "linear_kernels.h"
 #include "linear_prepare.h"
@@ -59,6 +60,7 @@ int pass_rows(int64_t rows) {
 }
 
 void run_few(const Product& product, const OctavoSegment& segment, int64_t first_output, int64_t begin, int64_t end) {
+  const FlushSubnormals flush(segment.format == OCTAVO_BF16);
   const LinearKernel kernel = linear_kernel(segment.format, product.coding);
   const int height = pass_rows(product.rows);
   const int widest = height > 2 ? 2 : kWidestFew;

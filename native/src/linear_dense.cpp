@@ -1,17 +1,14 @@
 // Kernels of f32, f16 and bf16 weights with few rows.
-#include <atomic>
-#if defined(OCTAVO_ISA_AVX512)
-#include <cpuid.h>
-#endif
-
+#include "bf16_choice.h"
 #include "linear_codes.h"
 #include "linear_dense_registers.h"
 #include "linear_kernels.h"
+#include "octavo/abi.h"
 
 namespace octavo {
 namespace {
 
-// The weights of inputs k and k + 1.
+// The weights of inputs k and k + 1; of bf16 the second comes first, as rounded inputs do.
 template <int Number> inline void read_pair(const uint8_t* panel, int64_t k, Vec16& first, Vec16& second) {
   if constexpr (Number == OCTAVO_F32) {
     first = load(reinterpret_cast<const float*>(panel) + k * kLanes);
@@ -21,8 +18,8 @@ template <int Number> inline void read_pair(const uint8_t* panel, int64_t k, Vec
     second = load_halves(panel + (k + 1) * 2 * kLanes);
   } else {
     const Int16 words = load_words(panel + k * 2 * kLanes);
-    first = bits_as_float(shift_right<-16>(words));
-    second = bits_as_float(keep_bits(words, 0xffff0000u));
+    first = bits_as_float(keep_bits(words, 0xffff0000u));
+    second = bits_as_float(shift_right<-16>(words));
   }
 }
 
@@ -156,41 +153,15 @@ struct Pairs {
 };
 
 #endif
-
-[[maybe_unused]] bool is_amd() {
-  uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return __get_cpuid(0, &eax, &ebx, &ecx, &edx) && ebx == signature_AMD_ebx && ecx == signature_AMD_ecx;
-}
-
-// Whether the processor has VDPBF16PS: this library does not need it.
-[[maybe_unused]] bool has_pairs() {
-  constexpr uint32_t kBf16 = 1u << 5;
-  uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
-  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && eax >= 1 &&
-         __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & kBf16) != 0;
-}
-
-bool takes_pairs() {
-#if defined(OCTAVO_VARIANT_AMX)
-  return true; // words are pairs
-#elif defined(OCTAVO_BF16_PAIRS)
-  return has_pairs();
-#else
-  return is_amd() && has_pairs();
-#endif
-}
 #endif
 
 } // namespace
 
 bool bf16_in_pairs() {
-#if defined(OCTAVO_ISA_AVX512)
-  static std::atomic<int> known{-1}; // asking the processor takes microseconds in a virtual machine
-  int answer = known.load(std::memory_order_relaxed);
-  if (answer < 0) known.store(answer = takes_pairs() ? 1 : 0, std::memory_order_relaxed);
-  return answer == 1;
+#if defined(OCTAVO_VARIANT_AMX)
+  return true; // words are pairs
 #else
-  return false;
+  return choose_pairs();
 #endif
 }
 
@@ -206,3 +177,20 @@ LinearKernel dense_kernel(int32_t format) {
 }
 
 } // namespace octavo
+
+extern "C" {
+
+int32_t octavo_bf16_way(void) {
+#if defined(OCTAVO_VARIANT_AMX)
+  return 2;
+#else
+  return octavo::choose_pairs() ? 1 : 0;
+#endif
+}
+
+int32_t octavo_bf16_force(int32_t way) {
+  octavo::force_pairs(way);
+  return octavo_bf16_way();
+}
+
+} // extern "C"

@@ -6,6 +6,7 @@
 // While a tile is multiplied, the weights that come next are fetched.
 #include <type_traits>
 
+#include "bf16_choice.h"
 #include "linear_codes.h"
 #include "linear_dense.h"
 #include "linear_dense_registers.h"
@@ -109,8 +110,8 @@ void write_out(int32_t format, const uint8_t* panel, int64_t count, float* out) 
   }
   for (int64_t k = 0; k < count; k += 2) {
     const Int16 words = load_words(panel + k * 2 * kLanes);
-    store(out + k * kLanes, bits_as_float(shift_right<-16>(words)));
-    store(out + (k + 1) * kLanes, bits_as_float(keep_bits(words, 0xffff0000u)));
+    store(out + k * kLanes, bits_as_float(keep_bits(words, 0xffff0000u)));
+    store(out + (k + 1) * kLanes, bits_as_float(shift_right<-16>(words)));
   }
 }
 
@@ -126,6 +127,7 @@ public:
         totals_(scratch + kDensePanels * kDenseGroup * kLanes) {}
 
   void run() {
+    const FlushSubnormals flush(segment_.format == OCTAVO_BF16);
 #if defined(OCTAVO_VARIANT_AMX)
     if (words_.read == DenseWeights::tiles) return with_tiles([&](auto& registers) { run_groups(registers); });
 #endif

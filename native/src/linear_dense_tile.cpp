@@ -33,7 +33,7 @@ struct F16 : Floats {
 struct Bf16 : Floats {
   static constexpr int64_t kBytes = kLanes * 2;
   static Vec16 weight(const uint8_t* p, int k) {
-    return bits_as_float(k ? keep_bits(load_words(p), 0xffff0000u) : shift_right<-16>(load_words(p)));
+    return bits_as_float(k ? shift_right<-16>(load_words(p)) : keep_bits(load_words(p), 0xffff0000u));
   }
 };
 

@@ -35,16 +35,16 @@ constexpr int kMostCodedRows = 72;           // likewise, with coded inputs
 constexpr int kScratchUnits = kCodeRun / kUnit; // whose codes are written out at once for such
 constexpr int kScratchFloats = kMostPanels * kScratchUnits * (kUnit / 2 + 4) * kLanes; // for codes, scales and mins
 
-// Whether bf16 weights meet bf16 inputs two at a time, by VDPBF16PS, or as floats. Both are exact products of the same
-// rounded inputs, summed in different orders; a machine always takes the same. AMD's Zen 5 starts two of the
-// instruction a cycle, twice what floats give; Intel's cores one every other cycle, half of what floats give.
+// Whether bf16 weights meet bf16 inputs two at a time, by VDPBF16PS, or as floats, multiplied and added in the same order.
+// Both are exact products of the same rounded inputs. For any number of rows a processor takes the same.
 bool bf16_in_pairs();
 
 // The inputs of an instruction, prepared once, each as the layout says. What no segment needs is null. [rows] of:
 struct LinearInputs {
   const float* values;   // [cols]
   const float* tiled;    // [cols] the same in tiles of rows
-  const float* rounded;  // [even_cols] values rounded to bf16, unless bf16_in_pairs(); many rows in tiles of rows
+  const float* rounded;  // [even_cols] values rounded to bf16, unless bf16_in_pairs(), neighbours exchanged; many rows in
+                         // tiles of rows
   const uint32_t* pairs; // [even_cols / 2] likewise, two a word, otherwise
   const float* sums16;   // [cols / 16] sums of 16
   const float* sums32;   // [cols / 32] sums of 32

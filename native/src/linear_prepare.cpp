@@ -31,11 +31,8 @@ void round_row(const float* x, int64_t cols, uint16_t* out) {
 }
 
 void round_row_wide(const float* x, int64_t cols, float* out) {
-  for_vectors(x, cols, [&](int64_t k, Vec16 value, int count) {
-    uint16_t rounded[kLanes];
-    store_bf16(rounded, value);
-    store_n(out + k, load_bf16(rounded), count + count % 2);
-  });
+  for_vectors(x, cols,
+              [&](int64_t k, Vec16 value, int count) { store_n(out + k, round_exchanged(value), count + count % 2); });
 }
 
 void sum_groups(const float* x, int group, const RowLayout& to, int64_t row, float* out) {

@@ -1,4 +1,5 @@
 // How fast the team multiplies what registers hold: the ceiling that products of matrices are measured against.
+#include "bf16_choice.h"
 #include "linear_dot.h"
 #include "octavo/abi.h"
 #include "simd/vec.h"
@@ -27,6 +28,22 @@ float multiply_floats(int64_t turns, float factor) {
   return total;
 }
 
+float multiply_pairs([[maybe_unused]] int64_t turns, [[maybe_unused]] float factor) {
+#if defined(OCTAVO_ISA_AVX512)
+  Vec16 sums[kChains];
+  for (Vec16& each : sums) each = zero();
+  const Vec16 a = set1(factor), b = set1(1.0f - factor);
+  for (int64_t turn = 0; turn < turns; ++turn)
+#pragma GCC unroll 16
+    for (int i = 0; i < kChains; ++i) sums[i] = add_pairs(sums[i], a, b);
+  float total = 0.0f;
+  for (const Vec16& each : sums) total += sum(each);
+  return total;
+#else
+  return 0.0f;
+#endif
+}
+
 float multiply_codes(int64_t turns, int32_t inputs) {
   Int16 sums[kChains];
   for (Int16& each : sums) each = set_words(0);
@@ -42,14 +59,18 @@ float multiply_codes(int64_t turns, int32_t inputs) {
 } // namespace
 } // namespace octavo
 
-int64_t octavo_multiply(void* team, int32_t coded, int64_t turns) {
+int64_t octavo_multiply(void* team, int32_t kind, int64_t turns) {
+  constexpr int32_t kCodes = 1, kPairs = 2;
+  if (kind == kPairs && !octavo::bf16_facts().has_pairs) return 0;
   octavo::Team& workers = *static_cast<octavo::Team*>(team);
   const int64_t pieces = workers.threads() * octavo::kPieces;
   workers.parallel(pieces, [&](int64_t piece, int) {
     const int32_t varying = static_cast<int32_t>(piece & 3);
-    volatile float kept = coded ? octavo::multiply_codes(turns, varying)
-                                : octavo::multiply_floats(turns, static_cast<float>(varying) * 0.25f);
+    const float factor = static_cast<float>(varying) * 0.25f;
+    volatile float kept = kind == kCodes   ? octavo::multiply_codes(turns, varying)
+                          : kind == kPairs ? octavo::multiply_pairs(turns, factor)
+                                           : octavo::multiply_floats(turns, factor);
     (void)kept;
   });
-  return pieces * turns * octavo::kChains * octavo::kLanes * (coded ? 8 : 2);
+  return pieces * turns * octavo::kChains * octavo::kLanes * (kind == kCodes ? 8 : kind == kPairs ? 4 : 2);
 }

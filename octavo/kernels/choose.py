@@ -50,7 +50,22 @@ def kernel_choices(
     total = sum(held.values())
     for name, elements in held.most_common():
         choices.append(_format_choice(name, elements / total, compute))
+        if name == "bf16":
+            choices.append(bf16_choice(library))
     return choices
+
+
+def bf16_choice(library: NativeLibrary) -> KernelChoice:
+    """How products of bf16 are made, and the measurement that says so."""
+    products = library.bf16_products()
+    if products.way == "tiles":
+        return KernelChoice("products of bf16", "TDPBF16PS", "32 inputs of 16 rows at a time")
+    kernel = "VDPBF16PS" if products.way == "pairs" else "widened to float32"
+    if not products.pairs:
+        return KernelChoice("products of bf16", kernel, "the CPU has no instruction for them")
+    bits = "the same bits" if products.same_bits else "other bits"
+    rates = f"{products.pairs / 1e9:.0f} GFLOP/s by VDPBF16PS, {products.floats / 1e9:.0f} widened"
+    return KernelChoice("products of bf16", kernel, f"one thread probed here: {rates}, with {bits}")
 
 
 def _format_choice(name: str, share: float, compute: str) -> KernelChoice:

@@ -170,8 +170,10 @@ def test_choices_name_the_kernels_and_why(packer):
     weights = [packer.matrix([stored("bf16", 16, 64, 1)]), packer.matrix([stored("q8_0", 48, 64, 1)])]
     first, *formats = kernel_choices(library(BEST), weights, forced=False)
     assert BEST in first.kernel
-    assert [choice.what for choice in formats] == ["weights in q8_0", "weights in bf16"]
+    assert [choice.what for choice in formats] == ["weights in q8_0", "weights in bf16", "products of bf16"]
     assert "75%" in formats[0].reason
+    way = library(BEST).bf16_products().way
+    assert formats[2].kernel == {"floats": "widened to float32", "pairs": "VDPBF16PS", "tiles": "TDPBF16PS"}[way]
     assert "asked for" in kernel_choices(library(BEST), weights, forced=True)[0].reason
 
 

@@ -54,8 +54,16 @@ void octavo_cache_read(int32_t type, int32_t kv_heads, int32_t width, int32_t bl
 /* --- machine --- */
 /* Sum of all bytes, to measure read bandwidth with the team. */
 uint64_t octavo_read_bytes(void* team, const void* data, int64_t bytes);
-/* Multiplies and adds in registers: floats, or with `coded` numbers of 8 bits. Returns how many operations that were. */
-int64_t octavo_multiply(void* team, int32_t coded, int64_t turns);
+/* Multiplies and adds in registers: floats (kind 0), numbers of 8 bits (1), bf16 in pairs (2). Returns how many operations
+ * that were; 0: the processor has no such instruction. */
+int64_t octavo_multiply(void* team, int32_t kind, int64_t turns);
+/* How weights and inputs in bf16 are multiplied: 0 as floats, 1 in pairs by VDPBF16PS, 2 in tile registers. */
+int32_t octavo_bf16_way(void);
+/* For tests and measurements, while no program runs: 0, 1 (where the processor can), or -1: its own choice. Returns the way now. */
+int32_t octavo_bf16_force(int32_t way);
+/* What is chosen by: facts[0] and facts[1] operations a second of one thread as floats and in pairs, 0 where there are no
+ * pairs; facts[2] 1 when both give the same bits. */
+void octavo_bf16_facts(double* facts);
 
 #ifdef __cplusplus
 }

@@ -14,6 +14,7 @@ ABI_VERSION = 9
 ISA_ORDER = ("amx", "avx512", "avx2_vnni", "avx2", "neon_dotprod", "neon", "scalar")
 NATIVE_DIRECTORY = Path(__file__).parents[2] / "_native"
 
+_BF16_WAYS = ("floats", "pairs", "tiles")
 _SCALARS: dict[str, type] = {
     "int32_t": ctypes.c_int32,
     "int64_t": ctypes.c_int64,
@@ -23,6 +24,23 @@ _SCALARS: dict[str, type] = {
 }
 _DECLARATION = re.compile(r"^([a-z][\w ]*[ *]+)(octavo_\w+)\(([^)]*)\);", re.MULTILINE)
 _HINT = "run `make` or `pip install .` in the source tree (it needs a C++ compiler and CMake)"
+
+
+@dataclass(frozen=True, slots=True)
+class Bf16Products:
+    """How bf16 weights are multiplied on this processor, and what that was chosen by.
+
+    Attributes:
+        way: "floats", "pairs" (VDPBF16PS) or "tiles" (AMX).
+        floats: operations a second of one thread as floats; 0 where there is nothing to choose.
+        pairs: likewise in pairs.
+        same_bits: both give the same results, bit by bit.
+    """
+
+    way: str
+    floats: float
+    pairs: float
+    same_bits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +65,12 @@ class NativeLibrary:
         """Bytes that one layer takes in a page of `block_size` tokens; values are as wide as keys unless told."""
         value_width = key_width if value_width is None else value_width
         return self.call.octavo_cache_layer_bytes(format_code, kv_heads, key_width, value_width, block_size)
+
+    def bf16_products(self) -> Bf16Products:
+        """What was chosen for bf16; the first who asks, or multiplies, waits for a probe of less than a millisecond."""
+        facts = (ctypes.c_double * 3)()
+        self.call.octavo_bf16_facts(facts)
+        return Bf16Products(_BF16_WAYS[self.call.octavo_bf16_way()], facts[0], facts[1], bool(facts[2]))
 
 
 def load_library(isa: str = "auto", directory: Path = NATIVE_DIRECTORY) -> NativeLibrary:
