@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.ops.linear import DENSE, kind_of, random_weight
-from benchmarks.ops.measure import Bench, benches
+from benchmarks.ops.measure import Bench, Kind, benches
 from benchmarks.simulate.findings import Chart, Series
 from octavo.cache.layout import groups_for, layer_caches, page_bytes
 from octavo.config.machine import read_machine
@@ -134,7 +134,7 @@ class Model:
             longest,
             Recording(coding=Coding.INT8 if coded else Coding.EXACT),
         )
-        self.kind = kind_of(bench, format, "int8" if coded else "exact")
+        self.kind: Kind = kind_of(bench, format, "int8" if coded else "exact")
         self.weight_bytes, self.token_bytes = weights.bytes, storage.page_bytes / _BLOCK
         self._attention = 4 * heads * width * layers
         self._products = 2 * (layers * hidden * (2 * (heads + kv_heads) * width + 3 * inner) + vocab * hidden)

@@ -16,6 +16,9 @@ from tests.golden.requantize import FORMATS, Requantizer, read_perplexities
 
 # Relative difference from transformers in float32 with the same quantized weights.
 TOLERANCE = 5e-4
+# With bf16 weights, whose products round their inputs to bf16: a last bit decides which way. Two orders of sums with
+# caches of three types gave 0.04 % less to 0.06 % more.
+BF16_TOLERANCE = 1.5e-3
 # The same when products round their inputs; one format of each kind of kernel.
 ROUNDED_TOLERANCES = {"int16": TOLERANCE, "int8": 0.01}
 ROUNDED_FORMATS = ("q4_0", "q8_0", "q4_k", "q6_k")
@@ -44,7 +47,7 @@ def test_perplexity_is_the_oracle_s(format, requantizer, ids, tmp_path):
     with open_llm(path, skip_tokenizer_init=True) as llm:
         found = perplexity(llm, ids)
     path.unlink()
-    assert found == pytest.approx(wanted[format], rel=TOLERANCE)
+    assert found == pytest.approx(wanted[format], rel=BF16_TOLERANCE if format == "bf16" else TOLERANCE)
     assert found <= wanted["f32"] * (1 + BOUNDS[format] + TOLERANCE)
 
 
