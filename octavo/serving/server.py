@@ -231,6 +231,9 @@ def greeting(config: EngineConfig, state: "ServerState", address: str, seconds: 
     else:
         kept = f"{info.max_num_batched_tokens} tokens in a step; {', '.join(state.pooling.tasks)}"
     yield f"context  {info.max_model_len} tokens; {many} at once, {kept}"
+    if state.sampling_defaults and state.pooling is None:
+        values = ", ".join(f"{name} {value}" for name, value in sorted(state.sampling_defaults.items()))
+        yield f"sampling {values}, from generation_config ('vllm': none)"
     yield f"ready    in {seconds:.1f} s (engine {info.start_seconds:.1f} s)"
     yield f"address  {address}" + (" (API key needed)" if config.serving.api_key or config.serving.api_key_file else "")
     yield "Application startup complete."

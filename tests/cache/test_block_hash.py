@@ -28,6 +28,14 @@ def test_a_block_depends_on_every_token_and_on_all_before_it():
     assert len({last for _, last in chains}) == len(chains)
 
 
+def test_the_same_digits_in_other_numbers_are_another_block():
+    root = root_hash("model", "")
+    assert block_hash(root, (1, 23)) != block_hash(root, (12, 3))
+    assert block_hash(root, (1, 2, 3)) != block_hash(root, (1, 23))
+    assert block_hash(root, (1 << 8,)) != block_hash(root, (1, 0))
+    assert len({root_hash("X", ""), root_hash("", "X"), root_hash("X"), root_hash("aX"), root_hash("a", "X")}) == 5
+
+
 def test_a_salt_may_be_long_and_hold_anything():
     assert root_hash("x" * (1 << 20)) != root_hash("x" * (1 << 20) + "y")
     assert root_hash("\ud800") != root_hash("\ud801")

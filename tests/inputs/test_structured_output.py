@@ -130,6 +130,8 @@ def test_a_schema_nested_thousands_deep_is_refused() -> None:
     [
         {"regex": "(a|b)*a(a|b){30}"},
         {"regex": "(((a{100}){100}){100}){100}"},
+        {"json": {"type": "string", "maxLength": 100_000}},
+        {"json": {"type": "string", "minLength": 4_000}},
         {"grammar": "start: start start | /a/"},
         {"json": {"enum": [f"v{i}" for i in range(40_000)]}},
         {"json": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(20_000)}}},

@@ -1,6 +1,8 @@
 """The GGUF reader reads what the gguf package writes, and answers a damaged file with an error that names the part."""
 
 import struct
+import time
+import tracemalloc
 
 import gguf
 import numpy as np
@@ -99,6 +101,11 @@ BAD = {
     "empty shape": (gguf_bytes(tensors=[("t", (0, 4), 0, b"")]), CheckpointError, "t has the empty shape"),
     "overflow": (gguf_bytes(tensors=[("t", (1 << 40, 1 << 40), 0, bytes(64))]), CheckpointError, "tensor t should end"),
     "block": (gguf_bytes(tensors=[("t", (33,), 2, bytes(64))]), CheckpointError, "tensor t, q4_0"),
+    "2^63 tensors": (gguf_bytes(counts=(1 << 63, 0)), CheckpointError, "the tensor count"),
+    "2^40 keys": (gguf_bytes(counts=(0, 1 << 40)), CheckpointError, "the metadata count"),
+    "2^62 characters": (gguf_bytes([("key", 8, struct.pack("<Q", 1 << 62))]), CheckpointError, "metadata key"),
+    "product beyond 2^64": (gguf_bytes(tensors=[("t", (1 << 33,) * 2, 0, bytes(64))]), CheckpointError, "tensor t"),
+    "alignment 0": (gguf_bytes([("general.alignment", 4, struct.pack("<I", 0))]), CheckpointError, "alignment"),
     "tensor twice": (gguf_bytes(tensors=[("t", (4,), 0, bytes(16))] * 2), CheckpointError, "t is there twice"),
 }
 
@@ -107,14 +114,21 @@ BAD = {
 def test_a_lying_file_is_refused_by_name(name, tmp_path):
     data, error, message = BAD[name]
     (tmp_path / "m").write_bytes(data)
+    tracemalloc.start()
+    began = time.perf_counter()
     with pytest.raises(error, match=message):
         read(tmp_path / "m")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert time.perf_counter() - began < 1.0
+    assert most < 50e6
 
 
 def test_overlapping_and_unaligned_tensors_are_refused(tmp_path):
     good = gguf_bytes(tensors=[("first", (16,), 0, bytes(64)), ("second", (16,), 0, bytes(64))])
     at = good.index(b"second") + len("second") + 4 + 8 + 4
-    for offset, message in ((32, "first and second overlap"), (8, "second at 8 is not aligned")):
+    cases = [(32, "first and second overlap"), (8, "second at 8 is not aligned"), (1 << 62, "second should end")]
+    for offset, message in [*cases, ((1 << 64) - 32, "second should end")]:
         (tmp_path / "m").write_bytes(good[:at] + struct.pack("<Q", offset) + good[at + 8 :])
         with pytest.raises(CheckpointError, match=message):
             read(tmp_path / "m")

@@ -1,5 +1,6 @@
 """Quantized checkpoints load as they are: every value the file's, every format computed with, nothing expanded."""
 
+import itertools
 import json
 from functools import partial
 
@@ -142,6 +143,20 @@ def test_every_value_is_the_files_and_every_product_uses_it(name, tmp_path):
     expected = logits_of(tmp_path / "floats", ids, "native")
     actual = logits_of(tmp_path / "quantized", ids, "native")
     np.testing.assert_allclose(actual, expected, atol=2e-5 * np.abs(expected).max())
+
+
+GPTQ_KINDS = list(itertools.product((False, True), (32, 128, -1), (True, False), (False, True), (4, 8)))
+
+
+@pytest.mark.parametrize(("act_order", "group", "sym", "v2", "bits"), GPTQ_KINDS)
+def test_every_kind_of_gptq_is_read_by_the_group_of_each_row(act_order, group, sym, v2, bits, tmp_path):
+    options = {"act_order": act_order, "group": group, "sym": sym, "v2": v2, "bits": bits}
+    make, said, _ = gptq_case("", **options)
+    config = {**SIZES, "hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 2}
+    floats = checkpoint(tmp_path, make, said, config)
+    matrices, _ = matrices_of(tmp_path)
+    for tensor, values in matrices.items():
+        np.testing.assert_array_equal(values, floats[tensor], err_msg=tensor)
 
 
 def test_one_model_in_files_of_several_schemes(tmp_path):

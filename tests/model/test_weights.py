@@ -13,7 +13,7 @@ from octavo.model import weight_plan
 from octavo.model.source import open_model
 from octavo.model.weights import load_decoder
 from octavo.quantization.gguf_blocks import bf16_from_f32, dequantize
-from tests.model.files import TINY, PlainPacker, llama_shapes, tiny_tensors, write_model
+from tests.model.files import TINY, PlainPacker, llama_shapes, safetensors_bytes, tiny_tensors, write_model
 
 
 def values_of(packed):
@@ -55,6 +55,37 @@ def test_a_head_of_its_own_is_missed_when_the_config_says_so(tmp_path):
     del tensors["lm_head.weight"]
     with pytest.raises(CheckpointError, match=r"1 missing tensor: lm_head\.weight"):
         load(write_model(tmp_path, tensors, TINY | {"tie_word_embeddings": False}))
+
+
+def test_shards_that_were_not_downloaded_whole_are_named(tmp_path, caplog):
+    tensors = tiny_tensors()
+    names = list(tensors)
+    first, second = ({name: tensors[name] for name in part} for part in (names[:9], names[9:]))
+    index = {name: "one.safetensors" if name in first else "two.safetensors" for name in names}
+
+    def made(name, **changes):
+        directory = tmp_path / name
+        directory.mkdir()
+        files = {"one.safetensors": safetensors_bytes(first), "two.safetensors": safetensors_bytes(second), **changes}
+        for file, data in files.items():
+            if data is not None:
+                (directory / file.replace("_", ".")).write_bytes(data)
+        (directory / "config.json").write_text(json.dumps(TINY))
+        (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+        return directory
+
+    whole = load(made("whole"), max_positions=32)
+    stray = made("stray", **{"old.safetensors": safetensors_bytes({names[0]: np.zeros((50, 64), np.float32)})})
+    with caplog.at_level("WARNING"):
+        np.testing.assert_array_equal(values_of(load(stray).weights.embed), values_of(whole.weights.embed))
+    assert "files that the index does not name are not read: old.safetensors" in caplog.text
+    with pytest.raises(CheckpointError, match=r"not there: two\.safetensors"):
+        load(made("gone", **{"two.safetensors": None}))
+    with pytest.raises(CheckpointError, match="should lie at"):
+        load(made("short", **{"two.safetensors": safetensors_bytes(second)[:-1024]}))
+    last = names[-1]
+    with pytest.raises(CheckpointError, match=f"1 missing tensor: {last}"):
+        load(made("absent", **{"two.safetensors": safetensors_bytes({k: v for k, v in second.items() if k != last})}))
 
 
 def test_what_is_missing_surplus_and_misshapen_is_told_at_once(tmp_path):

@@ -94,6 +94,13 @@ def test_salts_are_told_apart_and_may_be_long(server: RunningServer) -> None:
     assert cached == [48, 0, 0, 48]
 
 
+def test_tenants_hit_their_own_prefixes_alone(server: RunningServer) -> None:
+    prompt = list(range(1, 66))  # four blocks, and one token that is always computed
+    salts = ("t1", "t1", "t2", None, "t2", "t", "1")
+    usages = [complete(server, prompt, cache_salt=salt).json()["usage"] for salt in salts]
+    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [0, 64, 0, 0, 64, 0, 0]
+
+
 def test_reset_forgets(server: RunningServer) -> None:
     complete(server)
     assert complete(server).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 48

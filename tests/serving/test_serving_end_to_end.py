@@ -149,6 +149,10 @@ def test_a_required_tool_is_called_with_arguments_that_fit(client: openai.OpenAI
 HOSTILE_FORMS: list[dict[str, object]] = [
     {"regex": "foo**"},
     {"regex": "(?<=x)a"},
+    {"regex": "[a-"},
+    {"json": {"pattern": "^+[a-z]$"}},
+    {"json": "not json"},
+    {"json": {"enum": []}},
     {"regex": "(((a{100}){100}){100}){100}"},
     {"regex": "(" * 60_000 + "a" + ")" * 60_000},
     {"json": {"type": "strin"}},

@@ -15,6 +15,7 @@ from octavo.errors import CheckpointError
 from octavo.model.checkpoint.mapped import MappedFile
 from octavo.ops.weight import StoredTensor
 from octavo.quantization.format import FORMATS, stored_bytes
+from octavo.telemetry.log import logger
 
 _MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 _FORMAT_OF_TYPE = {
@@ -73,6 +74,9 @@ def find_shards(directory: Path) -> list[Path]:
         missing = [path.name for path in paths if not path.is_file()]
         if missing:
             raise CheckpointError(f"{index_path} names files that are not there: {', '.join(missing[:10])}")
+        others = sorted({path.name for path in directory.glob("*.safetensors")} - set(names))
+        if others:
+            logger("weights").warning("files that the index does not name are not read: %s", ", ".join(others[:10]))
         return paths
     single = directory / "model.safetensors"
     if single.is_file():
