@@ -8,8 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
+from octavo.flow.sampling_params import defaults_from
 from octavo.outputs.answer.choose import choose_formats
-from tests.serving.scripted import HTTP, RunningServer, run_server
+from octavo.serving.server import greeting
+from octavo.text.chat_template import ChatTemplate, TemplateLimits
+from tests.serving.scripted import HTTP, RunningServer, config_of, run_server
 from tests.serving.scripted_engine import END, ScriptedClient, say
 from tests.serving.test_reports import scheduled
 
@@ -141,6 +144,88 @@ def test_arguments_are_an_object(server: RunningServer, kind: object) -> None:
     assert "tools[0].function.parameters must be of type 'object'" in refused.json()["error"]["message"]
     tool["function"]["parameters"]["type"] = ["object", "null"]  # type: ignore[index]
     assert post(server, CHAT, {"messages": HI, "tools": [tool]}).status_code == 200
+
+
+# --- defaults and conversations --------------------------------------------------------------------------------------
+
+
+def test_defaults_of_the_model_are_told_and_give_way_to_what_a_request_says(script: ScriptedClient) -> None:
+    seen: list[Any] = []
+
+    def look(request: Any, _index: int) -> list[int]:
+        seen.append(request.sampling)
+        return [END]
+
+    defaults = defaults_from({"top_k": 0, "repetition_penalty": 1.3, "temperature": 0.1})
+    with run_server(ScriptedClient(look)) as running:
+        running.state.sampling_defaults = defaults
+        for body in ({}, {"repetition_penalty": 1.0, "temperature": 1.0}, {"temperature": None}):
+            assert post(running, CHAT, {"messages": HI, **body}).status_code == 200
+            assert post(running, TEXT, {"prompt": "a", **body}).status_code == 200
+        told = list(greeting(config_of(), running.state, running.url, 1.0))
+    found = [(sampling.repetition_penalty, sampling.temperature) for sampling in seen]
+    assert found == [(1.3, 0.1)] * 2 + [(1.0, 1.0)] * 2 + [(1.3, 0.1)] * 2
+    assert "sampling repetition_penalty 1.3, temperature 0.1, top_k 0, from generation_config ('vllm': none)" in told
+    assert len(told) <= 10
+
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "get_time", "arguments": '{"city":"Oslo"}'}}
+
+
+@pytest.mark.parametrize("absent", [False, True])
+@pytest.mark.parametrize(
+    ("arguments", "status"), [('{"city":"Oslo"}', 200), ("null", 200), ("", 200), ("{", 400), ("[]", 400)]
+)
+def test_a_history_with_calls(
+    server: RunningServer, script: ScriptedClient, arguments: str, status: int, absent: bool
+) -> None:
+    script.script = say("ok")
+    call = {**CALL, "function": {"name": "get_time", "arguments": arguments}}
+    asked: dict[str, Any] = {"role": "assistant", "tool_calls": [call]} | ({} if absent else {"content": None})
+    messages = [*HI, asked, {"role": "tool", "content": "12:00"}, {"role": "user", "content": "so?"}]
+    answer = post(server, CHAT, {"messages": messages, "return_token_ids": True})
+    assert answer.status_code == status, answer.text
+    if status == 200:
+        prompt = bytes(answer.json()["prompt_token_ids"]).decode()
+        assert prompt == "<user>Hi<assistant><tool>12:00<user>so?<assistant>"
+
+
+def test_contents_may_be_empty_and_prompts_may_not(server: RunningServer, script: ScriptedClient) -> None:
+    script.script = say("ok")
+    assert post(server, CHAT, {"messages": [{"role": "user", "content": ""}]}).status_code == 200
+    for body in ({}, {"prompt": None}, {"prompt": ""}, {"prompt": [""]}, {"prompt": ["ok", ""]}, {"prompt": [[]]}):
+        for stream in (False, True):
+            assert post(server, TEXT, {"stream": stream, **body}).status_code == 400, body
+
+
+ALTERNATING = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (ALTERNATING, "roles must alternate"),
+        ("{% for i in range(10**9) %}{% for j in range(10**9) %}{% endfor %}{% endfor %}", "chat template"),
+        ("{{ messages[7].content.nothing }}", "chat template"),
+        (None, "no chat template"),
+    ],
+)
+def test_a_template_that_refuses_is_400_and_completions_go_on(template: str | None, words: str, stream: bool) -> None:
+    with run_server() as running:
+        limits = TemplateLimits(seconds=0.5)
+        running.state.inputs.chat_template = ChatTemplate(template, limits=limits) if template else None
+        for roles in (("user", "user"), ("system", "user")):
+            messages = [{"role": role, "content": "x"} for role in roles]
+            refused = post(running, CHAT, {"messages": messages, "stream": stream})
+            assert refused.status_code == 400, refused.text
+            assert words in refused.json()["error"]["message"]
+        assert post(running, TEXT, {"prompt": "a"}).status_code == 200
+        if template == ALTERNATING:
+            assert post(running, CHAT, {"messages": HI}).status_code == 200
 
 
 # --- bodies and fields ---------------------------------------------------------------------------------------------

@@ -3,10 +3,13 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -275,3 +278,49 @@ def test_a_missing_model_is_one_line() -> None:
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     assert "/no/such/model" in done.stderr
+
+
+def test_an_address_in_use_is_told_before_the_model_is_looked_for() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = subprocess.run(
+            [sys.executable, "-m", "octavo", "serve", "/no/such/model", "--host", "127.0.0.1", "--port", port],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode != 0
+    assert f"cannot listen at 127.0.0.1:{port}" in done.stderr
+    assert "/no/such/model" not in done.stderr
+
+
+def test_servers_that_start_at_once_end_with_status_0_and_an_answer_for_everyone() -> None:
+    """Two presses of a key, 50 ms apart, are one; what runs is finished within the time, or told that it is not."""
+    with ThreadPoolExecutor(8) as pool:
+        patient, hasty = pool.map(lambda seconds: start("--shutdown-timeout", seconds), ("30", "0"))
+        assert patient.url != hasty.url
+        begun = threading.Barrier(7)
+
+        def read(running: Command, tokens: int) -> list[str]:
+            body = {**PLAIN, "stream": True, "ignore_eos": True, "max_tokens": tokens}
+            with HTTP.stream("POST", running.url + "/v1/completions", json=body) as answer:
+                lines = answer.iter_lines()
+                first = next(lines)
+                begun.wait(30)
+                return [line for line in (first, *lines) if line]
+
+        streams = [pool.submit(read, patient, 60) for _ in range(3)] + [pool.submit(read, hasty, 500) for _ in range(3)]
+        begun.wait(30)
+        for running in (patient, hasty):
+            running.process.send_signal(signal.SIGTERM)
+        time.sleep(0.05)
+        for running in (patient, hasty):
+            if running.process.poll() is None:
+                running.process.send_signal(signal.SIGTERM)
+        found = [stream.result(60) for stream in streams]
+    for number, lines in enumerate(found):
+        assert lines[-1] == "data: [DONE]"
+        assert ('"error"' in lines[-2]) == (number >= 3), lines[-2]
+    assert [patient.process.wait(30), hasty.process.wait(30)] == [0, 0]
