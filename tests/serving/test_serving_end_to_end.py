@@ -220,6 +220,53 @@ def test_logprobs_of_a_stream_are_those_of_the_whole(command: Command) -> None:
             assert all(len(entry["top_logprobs"]) == top for entry in streamed)
 
 
+# Bodies beside PLAIN, and what each choice's end has to be: (finish_reason, stop_reason).
+CORNERS: list[tuple[dict[str, Any], tuple[str, int | str | None]]] = [
+    ({"stop": ["is a"]}, ("length", None)),
+    ({"stop": ["s."], "max_tokens": 20}, ("stop", "s.")),
+    ({"stop": ["ri"], "include_stop_str_in_output": True}, ("stop", "ri")),
+    ({"stop": ["a"], "min_tokens": 5, "max_tokens": 20, "ignore_eos": True}, ("stop", "a")),
+    (
+        {"temperature": 1, "seed": 3, "allowed_token_ids": [242, 218, 10813, 187, 81], "max_tokens": 11},
+        ("length", None),
+    ),
+    ({"logit_bias": {"2": 100}}, ("stop", None)),
+    ({"logit_bias": {"2": 100}, "min_tokens": 3}, ("stop", None)),
+    ({"logit_bias": {"2": 100}, "ignore_eos": True}, ("length", None)),
+    ({"logit_bias": {"2": 100}, "ignore_eos": True, "skip_special_tokens": False}, ("length", None)),
+    ({"logit_bias": {"1": 100}, "stop": ["<|im_start|>"]}, ("stop", "<|im_start|>")),
+    ({"logit_bias": {"28": 100}, "stop_token_ids": [28], "include_stop_str_in_output": True}, ("stop", 28)),
+    ({"allowed_token_ids": [2], "ignore_eos": True}, ("length", None)),
+    ({"structured_outputs": {"choice": ["yes"]}, "min_tokens": 10, "max_tokens": 20}, ("stop", None)),
+    ({"structured_outputs": {"choice": ["yes", "no"]}, "logit_bias": {"2": -100}, "n": 2}, ("stop", None)),
+    ({"structured_outputs": {"regex": "[a-z]{50}"}, "ignore_eos": True}, ("length", None)),
+    ({"structured_outputs": {"regex": '"[a-z]+" : 1'}, "stop": ['" '], "max_tokens": 200}, ("stop", '" ')),
+    ({"n": 3, "seed": (1 << 64) - 1, "temperature": 1, "echo": True}, ("length", None)),
+    ({"echo": True, "max_tokens": 0, "n": 2}, ("length", None)),
+]
+
+
+@pytest.mark.parametrize(("body", "end"), CORNERS)
+def test_a_stream_is_the_whole_in_every_corner(command: Command, body: dict[str, Any], end: object) -> None:
+    body = PLAIN | {"logprobs": 1, "return_token_ids": True} | body
+    url = command.url + "/v1/completions"
+    whole = HTTP.post(url, json=body).json()
+    lines = HTTP.post(url, json=body | {"stream": True, "stream_options": {"include_usage": True}}).text.splitlines()
+    *chunks, last = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert {**last["usage"], "prompt_tokens_details": 0} == {**whole["usage"], "prompt_tokens_details": 0}
+    for choice in whole["choices"]:
+        parts = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice["index"]]
+        ends = [(part["finish_reason"], part["stop_reason"]) for part in parts if part["finish_reason"]]
+        assert ends == [(choice["finish_reason"], choice["stop_reason"])] == [end]
+        assert "".join(part["text"] for part in parts) == choice["text"]
+        assert [token for part in parts for token in part["token_ids"]] == choice["token_ids"]
+        assert bool(choice["token_ids"]) == bool(body["max_tokens"])
+        for name, values in choice["logprobs"].items():
+            assert [value for part in parts if part["logprobs"] for value in part["logprobs"][name]] == values
+        if isinstance(end, tuple) and isinstance(end[1], str) and not body.get("include_stop_str_in_output"):
+            assert end[1] not in choice["text"] or body.get("min_tokens")
+
+
 def test_nothing_but_http_listens(command: Command) -> None:
     server = psutil.Process(command.process.pid)
     found = [

@@ -172,7 +172,7 @@ class _Answer:
             logprobs=joined(lists) if self._top is not None else None,
             finish_reason="length" if self._only_prompt else part.finish_reason,
             stop_reason=None if self._only_prompt else part.stop_reason,
-            token_ids=part.token_ids if self._body.return_token_ids else None,
+            token_ids=([] if self._only_prompt else part.token_ids) if self._body.return_token_ids else None,
             prompt_logprobs=prompt_logprobs(part.prompt_logprobs, self._names) if wants_prompt else None,
             prompt_token_ids=list(self._job.requests[number].prompt_token_ids) if self._body.return_token_ids else None,
         )
@@ -192,7 +192,7 @@ class _Answer:
             joined(lists) if lists else None,
             ("length" if self._only_prompt else ended.value) if ended else None,
             delta.stop_reason if ended and not self._only_prompt else None,
-            list(delta.token_ids) if body.return_token_ids else UNSET,
+            ([] if self._only_prompt else list(delta.token_ids)) if body.return_token_ids else UNSET,
         )
         return event(self._chunk([choice]))
 
