@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.flow.logits_rules import read_rules
+from octavo.flow.repetition_params import RepetitionDetectionParams
 from octavo.flow.structured_outputs import StructuredOutputsParams, read_structured_outputs
 
 GREEDY_BELOW = 1e-5  # a temperature under this is greedy, as in vLLM
@@ -50,38 +51,6 @@ class RequestOutputKind(Enum):
     CUMULATIVE = 0  # everything so far
     DELTA = 1  # what is new
     FINAL_ONLY = 2  # nothing before the end
-
-
-@dataclass(slots=True)
-class RepetitionDetectionParams:
-    """When an answer is taken to repeat itself: it ends with `min_count` copies of a pattern of so many tokens.
-
-    Args:
-        max_pattern_size: longest pattern; 0 looks for none.
-        min_pattern_size: shortest pattern; 0 is 1.
-        min_count: copies, at least 2.
-
-    Raises:
-        InvalidRequestError: a value out of range.
-    """
-
-    max_pattern_size: int = 0
-    min_pattern_size: int = 0
-    min_count: int = 2
-
-    def __post_init__(self) -> None:
-        """Check every field."""
-        for name, low, high in (("max_pattern_size", 0, 256), ("min_pattern_size", 0, 256), ("min_count", 2, 1 << 20)):
-            value: object = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                raise InvalidRequestError(
-                    f"repetition_detection: {name} must be an integer from {low} to {high}, got {value!r:.100}",
-                    "repetition_detection",
-                )
-        if self.max_pattern_size and self.min_pattern_size > self.max_pattern_size:
-            raise InvalidRequestError(
-                "repetition_detection: min_pattern_size must be at most max_pattern_size", "repetition_detection"
-            )
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.flow.beam_search_params import BeamSearchParams
 from octavo.flow.logits_rules import NEVER, LogitsRule, Pattern, WrittenRule, read_rules
 from octavo.flow.request import GenerationRequest, Repetition, Sampling, Shaping, Stopping
-from octavo.flow.sampling_params import RepetitionDetectionParams, SamplingParams, defaults_from, end_ids
+from octavo.flow.repetition_params import RepetitionDetectionParams
+from octavo.flow.sampling_params import SamplingParams, defaults_from, end_ids
 from octavo.inputs.limits import InputLimits, check_priority, short_salt
 from octavo.inputs.pooling import refuse_generation
 from octavo.inputs.prompt import Prompt, ReadPrompt, read_prompt
