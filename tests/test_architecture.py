@@ -185,6 +185,14 @@ def test_documents_name_only_paths_that_exist() -> None:
                 assert (ROOT / path).exists(), f"{document.name} names {path}"
 
 
+def test_reported_failures_name_tests_that_there_are() -> None:
+    named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", (ROOT / "docs" / "reports.md").read_text())
+    assert len(named) > 90
+    for path, name in named:
+        file = ROOT / "tests" / path.removeprefix("tests/")
+        assert f"def {name}(" in file.read_text() if name else file.is_file(), (path, name)
+
+
 def test_architecture_page_fits_on_a_few_screens() -> None:
     assert len((ROOT / "docs" / "architecture.md").read_text().splitlines()) <= 150
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.flow.beam_search_params import BeamSearchParams
 from octavo.flow.logits_rules import NEVER, LogitsRule, Pattern, WrittenRule, read_rules
-from octavo.flow.request import GenerationRequest, Repetition, Sampling, Shaping, Stopping
 from octavo.flow.repetition_params import RepetitionDetectionParams
+from octavo.flow.request import GenerationRequest, Repetition, Sampling, Shaping, Stopping
 from octavo.flow.sampling_params import SamplingParams, defaults_from, end_ids
 from octavo.inputs.limits import InputLimits, check_priority, short_salt
 from octavo.inputs.pooling import refuse_generation
