@@ -1,8 +1,9 @@
 """Chat messages in one form before a template sees them: contents as text or text parts, tool arguments as objects."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
+
+import msgspec
 
 from octavo.errors import InvalidRequestError, UnsupportedError
 
@@ -116,8 +117,8 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
 
 def _arguments(text: str, where: str) -> dict[str, Any]:
     try:
-        value: object = json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError):
+        value: object = msgspec.json.decode(text) if text.strip() else {}
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         raise InvalidRequestError(
             f"{where}.function.arguments is not JSON (cut off by max_tokens?): leave this call out, or send '{{}}'",
             "messages",

@@ -114,7 +114,9 @@ def test_empty_tool_arguments_are_an_empty_object(arguments):
     assert render("{{ messages[0].tool_calls[0].function.arguments | length }}", message) == "0"
 
 
-@pytest.mark.parametrize("arguments", ["{", "[1]", "3", '"x"', "[" * 100_000])
+@pytest.mark.parametrize(
+    "arguments", ["{", "[1]", "3", '"x"', "[" * 100_000, '{"a": NaN}', '{"a": 1e999}', '{"a": "\\ud800"}', "{'a': 1}"]
+)
 def test_wrong_tool_arguments_are_refused(arguments):
     message = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
     with pytest.raises(InvalidRequestError, match=r"messages\[0\]\.tool_calls\[0\]\.function\.arguments"):
