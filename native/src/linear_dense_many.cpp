@@ -1,8 +1,8 @@
 // Dense products of many rows: blocks of rows times strips of panels, group of inputs by group of inputs.
 //
-// A task keeps its block's inputs of one group in the second-level cache. For each pair of panels it writes the group's
-// weights out as floats once, which then stay close while all tiles of rows pass over them (few read them as
-// they are). Sums of earlier groups wait in the thread's memory; the last group's tiles write the results themselves.
+// A task keeps its block's inputs of one group in the second-level cache. For each pair of panels the first tile of rows
+// writes the group's weights of 16 bits out as floats while it multiplies; they stay close while the other tiles pass over
+// them. Sums of earlier groups wait in the thread's memory; the last group's tiles write the results themselves.
 // While a tile is multiplied, the weights that come next are fetched.
 #include <type_traits>
 
@@ -18,9 +18,8 @@ namespace {
 
 constexpr int64_t kBlockRows = 280; // of a block, about: its inputs of a group take 700 kB, in bf16 560 kB
 constexpr int64_t kRegisterGroup = 512; // words of two inputs, in tile registers
-constexpr int64_t kTilesThatRead = 6; // weights of 16 bits as they are: from more tiles on, writing them out pays
-constexpr int kMostStrips = 4;        // of a task
-constexpr int64_t kTasksOfThread = 8; // that there should be, so that threads end together
+constexpr int kMostStrips = 4;          // of a task
+constexpr int64_t kTasksOfThread = 8;   // that there should be, so that threads end together
 
 // Strips of one segment that one task takes.
 struct StripRun {
@@ -103,18 +102,6 @@ Words words_of(const LinearInputs& in, int32_t format) {
   return {in.rounded, even, even, group, 2, DenseWeights::bf16};
 }
 
-void write_out(int32_t format, const uint8_t* panel, int64_t count, float* out) {
-  if (format == OCTAVO_F16) {
-    for (int64_t k = 0; k < count; ++k) store(out + k * kLanes, load_halves(panel + k * 2 * kLanes));
-    return;
-  }
-  for (int64_t k = 0; k < count; k += 2) {
-    const Int16 words = load_words(panel + k * 2 * kLanes);
-    store(out + k * kLanes, bits_as_float(keep_bits(words, 0xffff0000u)));
-    store(out + (k + 1) * kLanes, bits_as_float(shift_right<-16>(words)));
-  }
-}
-
 struct NoRegisters {};
 
 // One task: what it reads and where its memory is.
@@ -151,16 +138,9 @@ private:
     DenseTile tile{};
     tile.count = end - start;
     DenseWeights read = words_.read;
-    if (words_.bytes == 2 && last_tile_ - first_tile_ > kTilesThatRead) {
-      for (int p = 0; p < panels; ++p)
-        write_out(segment_.format, weights_at(panel + p, start), tile.count, weights_ + p * kDenseGroup * kLanes);
-      read = DenseWeights::floats;
-      tile.weights = reinterpret_cast<const uint8_t*>(weights_);
-      tile.panel_stride = kDenseGroup * kLanes * 4;
-    } else {
-      tile.weights = weights_at(panel, start);
-      tile.panel_stride = panel_bytes_;
-    }
+    tile.weights = weights_at(panel, start);
+    tile.panel_stride = panel_bytes_;
+    if (words_.bytes == 2 && last_tile_ - first_tile_ > 1) tile.widened = weights_;
     tile.panel_bytes = panel_bytes_;
     tile.input_words = words_.stride;
     tile.ahead_bytes = (words_.bytes * kLanes + last_tile_ - first_tile_ - 1) / (last_tile_ - first_tile_);
@@ -191,6 +171,12 @@ private:
         run_register_tile(registers, tile, height, panels);
       if (last && !whole) finish(total, row, height, panel, panels);
       tile.ahead += tile.ahead_bytes * tile.count;
+      if (tile.widened) {
+        tile.widened = nullptr;
+        tile.weights = reinterpret_cast<const uint8_t*>(weights_);
+        tile.panel_stride = kDenseGroup * kLanes * 4;
+        read = DenseWeights::floats;
+      }
       total += height * panels * kLanes;
     }
   }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "linear_codes.h"
+#include "linear_kernels.h"
 #include "simd/vec.h"
 
 namespace octavo {
@@ -21,6 +22,7 @@ inline float word_at(const uint8_t* p) {
 // panel.
 struct Floats {
   static constexpr int64_t kBytes = kLanes * kWord;
+  static constexpr bool kWidens = false;
   static Vec16 weight(const uint8_t* p, int k) { return load(reinterpret_cast<const float*>(p + k * kBytes)); }
   static Vec16 multiply_add(Vec16 a, Vec16 b, Vec16 c) { return fma(a, b, c); }
 };
@@ -33,8 +35,25 @@ struct F16 : Floats {
 struct Bf16 : Floats {
   static constexpr int64_t kBytes = kLanes * 2;
   static Vec16 weight(const uint8_t* p, int k) {
-    return bits_as_float(k ? shift_right<-16>(load_words(p)) : keep_bits(load_words(p), 0xffff0000u));
+    if (k) return bits_as_float(shift_right<-16>(load_words(p)));
+#if defined(OCTAVO_ISA_AVX512)
+    return {_mm512_castsi512_ps(_mm512_maskz_loadu_epi16(0xaaaaaaaau, p))}; // sums leave no register for a mask of bits
+#else
+    return bits_as_float(keep_bits(load_words(p), 0xffff0000u));
+#endif
   }
+#if defined(OCTAVO_ISA_AVX512)
+  // Written as an instruction that adds in place: with another form the compiler moves sums to memory and back.
+  static Vec16 multiply_add(Vec16 a, Vec16 b, Vec16 c) {
+    asm("vfmadd231ps %2, %1, %0" : "+v"(c.v) : "v"(a.v), "v"(b.v));
+    return c;
+  }
+#endif
+};
+
+// Writes the weights out as floats for the tiles that follow: what that costs is hidden behind the products.
+template <class Words> struct Widening : Words {
+  static constexpr bool kWidens = true;
 };
 
 #if defined(OCTAVO_ISA_AVX512)
@@ -70,10 +89,14 @@ template <class Words, int Rows, int Panels> void multiply(const DenseTile& t) {
   const uint8_t* weights = t.weights;
   const uint8_t* inputs = static_cast<const uint8_t*>(t.inputs);
   const uint8_t* ahead = t.ahead;
+  float* widened = t.widened;
   const auto step = [&](int k) __attribute__((always_inline)) {
     Vec16 weight[Panels];
 #pragma GCC unroll 4
-    for (int p = 0; p < Panels; ++p) weight[p] = Words::weight(weights + p * t.panel_stride, k);
+    for (int p = 0; p < Panels; ++p) {
+      weight[p] = Words::weight(weights + p * t.panel_stride, k);
+      if constexpr (Words::kWidens) store(widened + (p * kDenseGroup + k) * kLanes, weight[p]);
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
       const Vec16 input = set1(word_at(inputs + (k * Rows + r) * kWord));
@@ -92,6 +115,7 @@ template <class Words, int Rows, int Panels> void multiply(const DenseTile& t) {
     weights += 2 * Words::kBytes;
     inputs += 2 * Rows * kWord;
     ahead += 2 * t.ahead_bytes;
+    if constexpr (Words::kWidens) widened += 2 * kLanes;
   }
   if (k < t.count) step(0);
   const float* total = t.total;
@@ -127,8 +151,8 @@ template <class Words> void run(const DenseTile& tile, int rows, int panels) {
 void run_dense_tile(const DenseTile& tile, DenseWeights weights, int rows, int panels) {
   switch (weights) {
   case DenseWeights::floats: return run<Floats>(tile, rows, panels);
-  case DenseWeights::f16: return run<F16>(tile, rows, panels);
-  case DenseWeights::bf16: return run<Bf16>(tile, rows, panels);
+  case DenseWeights::f16: return tile.widened ? run<Widening<F16>>(tile, rows, panels) : run<F16>(tile, rows, panels);
+  case DenseWeights::bf16: return tile.widened ? run<Widening<Bf16>>(tile, rows, panels) : run<Bf16>(tile, rows, panels);
 #if defined(OCTAVO_ISA_AVX512)
   case DenseWeights::pairs: return run<Pairs>(tile, rows, panels);
 #endif

@@ -11,6 +11,7 @@ namespace octavo {
 struct DenseTile {
   const uint8_t* weights; // [panels] of [count][16] words, panel_stride bytes apart
   int64_t panel_stride;
+  float* widened; // null, or where the weights are written as floats: [panels], kDenseGroup * 16 apart, of [count][16]
   int64_t count;
   const void* inputs;    // [count][rows] words; in tiles [rows], input_words apart, of [count filled with 0]
   int64_t input_words;
