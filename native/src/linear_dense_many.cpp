@@ -1,9 +1,9 @@
 // Dense products of many rows: blocks of rows times strips of panels, group of inputs by group of inputs.
 //
-// A task keeps its block's inputs of one group in the second-level cache. For each pair of panels the first tile of rows
-// writes the group's weights of 16 bits out as floats while it multiplies; they stay close while the other tiles pass over
-// them. Sums of earlier groups wait in the thread's memory; the last group's tiles write the results themselves.
-// While a tile is multiplied, the weights that come next are fetched.
+// A task keeps its block's inputs of one group in the second-level cache. For each pair of panels the first tile of
+// rows writes the group's weights of 16 bits out as floats while it multiplies; they stay close while the other tiles
+// pass over them. Sums of earlier groups wait in the thread's memory; the last group's tiles write the results
+// themselves. While a tile is multiplied, the weights that come next are fetched.
 #include <type_traits>
 
 #include "bf16_choice.h"
@@ -16,7 +16,7 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t kBlockRows = 280; // of a block, about: its inputs of a group take 700 kB, in bf16 560 kB
+constexpr int64_t kBlockRows = 280;     // of a block, about: its inputs of a group take 700 kB, in bf16 560 kB
 constexpr int64_t kRegisterGroup = 512; // words of two inputs, in tile registers
 constexpr int kMostStrips = 4;          // of a task
 constexpr int64_t kTasksOfThread = 8;   // that there should be, so that threads end together
