@@ -179,6 +179,11 @@ class FakeExecutor:
                 tuple(self.is_invalid(row) for row in sampled),
                 tuple((index, entries) for index, entries in scores if entries),
                 seconds=0.001,
+                mirostat=tuple(  # as a state that counts the draws
+                    (drawn, row.output_index + 1.0)
+                    for drawn, row in enumerate(sampled)
+                    if self._slots[row.slot].arrival.sampling.shaping.mirostat
+                ),
             )
         )
 

@@ -26,7 +26,7 @@ FLOORS = (
 FLOOR = {package: height for height, floor in enumerate(FLOORS) for package in floor}
 
 # The only places that may import torch; the second backend and the meaning of the ops.
-TORCH_PLACES = ("ops/reference.py", "ops/conformance.py", "execution/torch/")
+TORCH_PLACES = ("ops/reference.py", "ops/reference_draws.py", "ops/conformance.py", "execution/torch/")
 ENVIRONMENT_READER = "config/environment.py"
 VLLM_SIGNATURES = ("api/llm.py", "api/llm_engine.py", "api/async_llm.py")  # not ours to shorten
 # Packages whose names scripts written for vLLM import classes from; any other `__init__.py` is empty.

@@ -135,8 +135,9 @@ void apply(float* logits, const OctavoSampling& rules, int64_t vocab, float* scr
 void process_logits(Team& team, const Instruction& code, const Program& program, const Step& step, int64_t rows,
                     bool copy_plain) {
   const int64_t vocab = code.width;
-  const float* in = program.buffer[code.in0];
+  float* in = program.buffer[code.in0];
   float* out = program.buffer[code.out];
+  hide_unknown(in, step.sampling, rows, vocab);
   bool any = copy_plain && in != out;
   for (int64_t row = 0; row < rows; ++row) any = any || has_rules(step.sampling[row]);
   if (!any) return;

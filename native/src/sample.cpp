@@ -273,10 +273,11 @@ Candidate* candidates(Team& team, int thread, int64_t count) {
   return reinterpret_cast<Candidate*>(team.scratch(thread, bytes / sizeof(float)));
 }
 
-int32_t draw(Team& team, int thread, const OctavoSampling& rules, const Row& row) {
+// mu: where mirostat leaves what the next token may surprise with.
+int32_t draw(Team& team, int thread, const OctavoSampling& rules, const Row& row, float* mu) {
   if (rules.temperature <= 0.0f) return row.best;
   if (is_shaped(rules)) {
-    return draw_shaped(row.logits, row.vocab, rules, row.best, candidates(team, thread, 2 * row.vocab));
+    return draw_shaped(row.logits, row.vocab, rules, candidates(team, thread, 2 * row.vocab), mu);
   }
   const double number = uniform(rules.seed, rules.output_index);
   if (!filters_by_rank(rules, row.vocab) && !(rules.min_p > 0.0f) && !(rules.top_p < 1.0f)) {
@@ -304,7 +305,8 @@ void sample(Team& team, const Instruction& code, const Program& program, const S
   const int64_t vocab = code.width;
   const int64_t pieces = pieces_of(vocab);
   const float* processed = program.buffer[code.in0];
-  const float* raw = program.buffer[code.in1 >= 0 ? code.in1 : code.in0];
+  float* raw = program.buffer[code.in1 >= 0 ? code.in1 : code.in0];
+  hide_unknown(raw, step.sampling, rows, vocab);
   const Memory memory(team, rows, pieces);
   for (int64_t row = 0; row < rows; ++row) {
     const bool untouched = plain_from_raw && !has_rules(step.sampling[row]);
@@ -336,7 +338,7 @@ void sample(Team& team, const Instruction& code, const Program& program, const S
                       weighing_of(rules, outcome.largest),
                       outcome.best,
                       needs_weights(rules, vocab) ? memory.weights + row * pieces : nullptr};
-    step.out_tokens[row] = draw(team, thread, rules, view);
+    step.out_tokens[row] = draw(team, thread, rules, view, rules.mirostat > 0 ? step.out_mu + row : nullptr);
     if (rules.logprobs < 0) return;
     measure(raw + row * vocab, vocab, step, row, candidates(team, thread, top_capacity(step.top_stride)));
     if (step.out_invalid[row] != 0) answer_invalid(step, row);

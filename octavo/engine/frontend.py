@@ -13,7 +13,7 @@ from octavo.config.overrides import read_overrides
 from octavo.config.pooling import read_pooling_wish
 from octavo.engine.client import EngineInfo
 from octavo.errors import ConfigError
-from octavo.flow.sampling_params import defaults_from
+from octavo.flow.generation_config import defaults_from
 from octavo.inputs.limits import InputLimits
 from octavo.inputs.pooling import PoolingProcessor, refuse_pooling
 from octavo.inputs.processor import InputProcessor

@@ -23,6 +23,7 @@ class StepOutputs:
     invalid: NDArray[np.int32]  # [R], 1: the logits were not finite
     top_ids: NDArray[np.int32]  # [R, K], best first
     top_logprobs: NDArray[np.float32]  # [R, K]
+    mu: NDArray[np.float32]  # [R], of rows with mirostat: what their next draw starts from
     # log-probabilities of the whole vocabulary, [vocab], of each of the inputs' `whole_rows`
     whole: dict[int, NDArray[np.float32]] = field(default_factory=dict[int, NDArray[np.float32]])
 

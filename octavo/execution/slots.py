@@ -116,6 +116,10 @@ class SlotTable:
         self.history[slots, lengths] = tokens
         self.lengths[slots] = lengths + 1
 
+    def keep_mirostat(self, slots: Integers, mu: NDArray[np.float32]) -> None:
+        """What draws with mirostat left to the next ones."""
+        self.sampling["mirostat_mu"][slots] = mu
+
     def _settle(self, arrival: SlotArrival) -> None:
         """Give a sequence its slot."""
         slot, count = arrival.slot, len(arrival.token_ids)
@@ -190,7 +194,16 @@ def _shaping_fields(occupant: SlotOccupant) -> tuple[float | int, ...]:
         len(occupant.breakers),
         len(occupant.words),
         occupant.words.ctypes.data,
+        *_mirostat_fields(occupant),
+        occupant.sampling.known_tokens,
     )
+
+
+def _mirostat_fields(occupant: SlotOccupant) -> tuple[float | int, ...]:
+    """Mu is what the last draw left, 2 tau before the first (arXiv:2007.14966, algorithm 1)."""
+    shaping, mu = occupant.sampling.shaping, occupant.arrival.mirostat_mu
+    start = 2 * shaping.mirostat_tau if mu is None else mu
+    return (shaping.sampler_order, shaping.mirostat, shaping.mirostat_tau, shaping.mirostat_eta, start)
 
 
 def _record(occupant: SlotOccupant, history: int) -> tuple[float | int, ...]:

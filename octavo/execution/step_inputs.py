@@ -112,7 +112,9 @@ def rules_of(inputs: StepInputs, row: int) -> RowRules:
     prompt_len = occupant.arrival.prompt_len
     if row >= inputs.drawn:
         token = int(history[inputs.positions[inputs.sampled_rows[row]] + 1])
-        only = Sampling(temperature=0.0, logprobs=occupant.sampling.prompt_logprobs, allowed_token_ids=(token,))
+        known = occupant.sampling.known_tokens if token < occupant.sampling.known_tokens else 0
+        asked = occupant.sampling.prompt_logprobs
+        only = Sampling(temperature=0.0, logprobs=asked, allowed_token_ids=(token,), known_tokens=known)
         return RowRules(only, (), (), 0)
     tokens: list[int] = history[: inputs.table.lengths[planned.slot]].tolist()
     record = inputs.sampling[row]
@@ -127,7 +129,8 @@ def rules_of(inputs: StepInputs, row: int) -> RowRules:
             logit_bias=(*sampling.logit_bias, *effect.bias.items()),
             allowed_token_ids=tuple(effect.allowed),
         )
-    return RowRules(sampling, tokens[:prompt_len], tokens[prompt_len:], planned.output_index, banned, permitted)
+    output, mu = tokens[prompt_len:], float(record["mirostat_mu"])
+    return RowRules(sampling, tokens[:prompt_len], output, planned.output_index, banned, permitted, mu)
 
 
 def _sampling_of(rows: tuple[PlannedRow, ...], drawing: Integers, slots: Integers, table: SlotTable) -> Records:
@@ -172,6 +175,9 @@ def _add_prompt_rows(
     records["top_p"] = 1.0
     records["repetition_penalty"] = 1.0
     records["logprobs"] = max(asked, 0)
+    # Somebody may have written an id that no token has.
+    following, known = inputs.table.history[slot, inputs.positions[tokens] + 1], occupant.sampling.known_tokens
+    records["known_tokens"] = np.where(following < known, known, 0)
     next_position = inputs.positions[tokens].astype(np.uint64) + np.uint64(1)
     records["allowed_ids"] = np.uint64(inputs.table.history[slot].ctypes.data) + next_position * np.uint64(_INT32)
     records["allowed_count"] = 1

@@ -12,7 +12,7 @@ from octavo.execution.pooling import StatePooler
 from octavo.execution.rules import apply_rules
 from octavo.execution.runner import Runner, StepOutputs
 from octavo.execution.sleep import Part, SleepingMemory
-from octavo.execution.slots import SlotTable
+from octavo.execution.slots import Integers, SlotTable
 from octavo.execution.step_inputs import StepInputs, build_inputs
 from octavo.execution.tiers.transfers import TierTransfers
 from octavo.flow.plan import StepPlan
@@ -84,7 +84,16 @@ class Worker:
             faults=faults,
             invalid_prompts=_invalid_prompts(inputs, outputs) if inputs.rows > drawn else (),
             tier_events=self._tier_events(plan),
+            mirostat=self._keep_mirostat(inputs, outputs, slots),
         )
+
+    def _keep_mirostat(self, inputs: StepInputs, found: StepOutputs, slots: Integers) -> tuple[tuple[int, float], ...]:
+        """The states that draws with mirostat leave to the next ones, by drawn row. slots: of the drawn rows."""
+        rows = np.flatnonzero(inputs.sampling["mirostat"][: inputs.drawn])
+        if not rows.size:
+            return ()
+        self._table.keep_mirostat(slots[rows], found.mu[rows])
+        return tuple(zip(rows.tolist(), found.mu[rows].tolist(), strict=True))
 
     def _pooled(self, plan: StepPlan, inputs: StepInputs, pooler: StatePooler, began: float) -> StepResult:
         """A step of prompts that are answered by their states."""
@@ -166,6 +175,7 @@ def _row_logprobs(inputs: StepInputs, outputs: StepOutputs, row: int) -> TokenLo
     whole = outputs.whole.get(row)
     if whole is not None:
         order: NDArray[np.int64] = np.argsort(-whole, kind="stable")  # ties to the smaller id
+        order = order[whole[order] > -np.inf]  # not those that the vocabulary is padded with
         ids, values = order.tolist(), whole[order].tolist()
     else:
         count = int(inputs.sampling["logprobs"][row])

@@ -40,6 +40,7 @@ class SlotArrival:
     sampling: Sampling
     stop_ids: tuple[int, ...] = ()  # stop and eos ids, for `suppress_stop`
     pooling: Pooling | None = None  # nothing is drawn of it
+    mirostat_mu: float | None = None  # the state of its draws, when it was preempted before
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ from octavo.flow.pooling import Pooling
 
 @dataclass(frozen=True, slots=True)
 class Shaping:
-    """Samplers that few requests ask for; the defaults are off. What each does says `ops/reference.py`.
+    """Samplers that few requests ask for; the defaults are off. What each does says `ops/reference_draws.py`.
 
     `dry_breakers`: tokens that no repetition reaches over. `dry_window`: of the last tokens, so many count; -1: all.
+    `sampler_order`: as flow/sampler_order.py packs it; 0 is the usual one.
     """
 
     typical_p: float = 1.0
@@ -25,6 +26,10 @@ class Shaping:
     dry_allowed_length: int = 2
     dry_window: int = -1
     dry_breakers: tuple[int, ...] = ()
+    sampler_order: int = 0
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class Sampling:
     prompt_logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
+    known_tokens: int = 0  # ids from here on stand for no token: not drawn, not listed; 0: all do
     bad_words: tuple[tuple[int, ...], ...] = ()  # of several tokens: the last is not drawn behind the others
     shaping: Shaping = Shaping()
     rules: tuple[LogitsRule, ...] = ()

@@ -70,6 +70,7 @@ class StepResult:
     invalid_prompts: tuple[int, ...] = ()
     pooled: tuple[tuple[int, Pooled], ...] = ()  # by row index in the plan: answers that are complete
     tier_events: tuple[TierEvent, ...] = ()  # since the last result, of any plan
+    mirostat: tuple[tuple[int, float], ...] = ()  # (drawn row, mu of its sequence's next draw)
 
 
 # A msgspec struct, because one is made per row and step: a frozen dataclass takes ten times as long to construct.

@@ -9,8 +9,10 @@ from enum import Enum
 from typing import Any, cast
 
 from octavo.errors import InvalidRequestError, UnsupportedError
+from octavo.flow.generation_config import end_ids
 from octavo.flow.logits_rules import read_rules
 from octavo.flow.repetition_params import RepetitionDetectionParams
+from octavo.flow.sampler_order import FILTERS, left_out, read_samplers
 from octavo.flow.structured_outputs import StructuredOutputsParams, read_structured_outputs
 
 GREEDY_BELOW = 1e-5  # a temperature under this is greedy, as in vLLM
@@ -42,7 +44,6 @@ _MISSING: dict[str, object] = {
     "trace_decode_token_ids": None,
     "routed_experts_prompt_start": None,
 }
-_FROM_GENERATION_CONFIG = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p")
 
 
 class RequestOutputKind(Enum):
@@ -93,6 +94,8 @@ class SamplingParams:
         dry_multiplier, dry_base, dry_allowed_length: a token that continues a repetition of n >= allowed_length tokens
             loses multiplier * base ** (n - allowed_length); 0 is off.
         dry_penalty_last_n: tokens at the end that are looked at for repetitions; -1 is all, 0 none.
+        mirostat: 1 or 2 keeps the surprise near mirostat_tau bits a token, in place of filters; mirostat_eta: how fast.
+        samplers: names of those that are applied, in their order, or a text of them; see docs/sampling.md.
         dry_sequence_breakers: texts that no repetition reaches over (default: line ends, ":", '"' and "*").
         truncate_prompt_tokens: longer prompts are cut to so many tokens; -1: to what leaves room for the answer.
         truncation_side: which end of a prompt is cut off, "left" (the default) or "right".
@@ -141,6 +144,10 @@ class SamplingParams:
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1
     dry_sequence_breakers: Sequence[str] | None = None
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    samplers: Sequence[str] | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: str | None = None
     deterministic: bool = False
@@ -194,24 +201,6 @@ class SamplingParams:
         ids = set(end_ids(generation_config.get("eos_token_id"))) - {eos_token_id}
         if ids and not self.ignore_eos:
             self.stop_token_ids = sorted(ids | set(self.stop_token_ids or ()))
-
-
-def end_ids(value: object) -> tuple[int, ...]:
-    """`eos_token_id` of a configuration file: nothing, one id or several."""
-    values = cast("Sequence[object]", value) if isinstance(value, (list, tuple)) else (value,)
-    return tuple(v for v in values if isinstance(v, int) and not isinstance(v, bool))
-
-
-def defaults_from(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a generation_config.json says about SamplingParams; its `max_new_tokens` is our `max_tokens`."""
-    known = {
-        name: generation_config[name] for name in _FROM_GENERATION_CONFIG if generation_config.get(name) is not None
-    }
-    if generation_config.get("do_sample") is False and "temperature" not in known:
-        known["temperature"] = 0.0
-    if generation_config.get("max_new_tokens") is not None:
-        known["max_tokens"] = generation_config["max_new_tokens"]
-    return known
 
 
 def _unknown(name: str) -> Exception:
@@ -386,6 +375,13 @@ def _check_form(params: SamplingParams) -> None:
         )
 
 
+def _check_samplers(params: SamplingParams) -> None:
+    if params.samplers is not None:
+        params.samplers = read_samplers(params.samplers)
+        for name, off in left_out(params.samplers).items():
+            setattr(params, name, off)
+
+
 def _check_output_kind(params: SamplingParams) -> None:
     if not isinstance(cast("object", params.output_kind), RequestOutputKind):
         raise InvalidRequestError(f"output_kind must be a RequestOutputKind, got {params.output_kind!r}", "output_kind")
@@ -393,13 +389,12 @@ def _check_output_kind(params: SamplingParams) -> None:
 
 def _greedy_is_plain(params: SamplingParams) -> None:
     """Filters have no effect on the likeliest token; off, they cost nothing."""
-    if params.top_k == -1:
-        params.top_k = 0
-    if params.top_n_sigma == -1:
-        params.top_n_sigma = 0.0
+    params.top_k, params.top_n_sigma = max(params.top_k, 0), max(params.top_n_sigma, 0.0)  # -1 is off
     if params.greedy:
-        params.top_p, params.top_k, params.min_p = 1.0, 0, 0.0
-        params.typical_p, params.top_n_sigma, params.xtc_probability, params.dynatemp_range = 1.0, 0.0, 0.0, 0.0
+        params.mirostat, params.dynatemp_range = 0, 0.0
+    if params.greedy or params.mirostat:  # which cuts in their place
+        for name, off in FILTERS.items():
+            setattr(params, name, off)
 
 
 def _listed(value: Any, name: str, what: str) -> Sequence[Any]:
@@ -445,6 +440,9 @@ _CHECKS: tuple[Callable[[SamplingParams], None], ...] = (
     _number("dry_base", 1, 100, "a number from 1 to 100"),
     _integer("dry_allowed_length", 0, _MOST_TOKENS, "an integer from 0"),
     _integer("dry_penalty_last_n", -1, _MOST_TOKENS, "an integer from 0, or -1 (all)"),
+    _integer("mirostat", 0, 2, "0 (off), 1 or 2"),
+    _number("mirostat_tau", 0, 100, "a number of bits from 0 to 100"),
+    _number("mirostat_eta", 0, 1, "a number from 0 to 1"),
     _integer("seed", -_SEEDS, 2 * _SEEDS - 1, "a 64-bit integer", optional=True),
     _integer("max_tokens", 1, math.inf, "an integer from 1", optional=True),
     _integer("min_tokens", 0, math.inf, "an integer from 0"),
@@ -470,5 +468,6 @@ _CHECKS: tuple[Callable[[SamplingParams], None], ...] = (
     _check_repetition,
     _check_form,
     _check_output_kind,
+    _check_samplers,
     _greedy_is_plain,
 )

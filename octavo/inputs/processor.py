@@ -7,17 +7,19 @@ from typing import Any, cast
 
 from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.flow.beam_search_params import BeamSearchParams
+from octavo.flow.generation_config import defaults_from, end_ids
 from octavo.flow.logits_rules import NEVER, LogitsRule, Pattern, WrittenRule, read_rules
 from octavo.flow.repetition_params import RepetitionDetectionParams
 from octavo.flow.request import GenerationRequest, Repetition, Sampling, Shaping, Stopping
-from octavo.flow.sampling_params import SamplingParams, defaults_from, end_ids
+from octavo.flow.sampler_order import pack
+from octavo.flow.sampling_params import SamplingParams
 from octavo.inputs.limits import InputLimits, check_priority, short_salt
 from octavo.inputs.pooling import refuse_generation
 from octavo.inputs.prompt import Prompt, ReadPrompt, read_prompt
 from octavo.inputs.structured import grammar_of
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.grammar import Grammar, GrammarCompiler
-from octavo.text.tokenizer import Tokenizer
+from octavo.text.tokenizer import Tokenizer, known_tokens
 
 _MASK = (1 << 64) - 1
 _NEVER = -1e9  # added to a logit: no draw, and still a finite number
@@ -61,6 +63,7 @@ class InputProcessor:
         own = tokenizer.eos_token_ids if tokenizer else ()
         ends = (*own, *end_ids((defaults or {}).get("eos_token_id")))
         self._eos = frozenset(token_id for token_id in ends if 0 <= token_id < limits.vocab)
+        self._known = known_tokens(tokenizer, limits.vocab, self._eos) if tokenizer else 0
         self._seed = seed
         self._grammars = grammars
         self._holders: dict[str, frozenset[int]] = {}  # tokens that hold a text
@@ -207,7 +210,9 @@ class InputProcessor:
         vocab = self.limits.vocab
         words = self._bad_words(params.bad_words or ())
         bias = {**(params.logit_bias or {}), **{word[0]: _NEVER for word in words if len(word) == 1}}
+        self._check_drawable(params.allowed_token_ids, "allowed_token_ids")
         return Sampling(
+            known_tokens=self._known,
             temperature=0.0 if params.greedy else float(params.temperature),
             top_k=params.top_k if params.top_k < vocab else 0,
             top_p=float(params.top_p),
@@ -216,14 +221,24 @@ class InputProcessor:
             presence_penalty=float(params.presence_penalty),
             frequency_penalty=float(params.frequency_penalty),
             seed=self._fresh_seed() if params.seed is None else params.seed & _MASK,
-            logprobs=params.logprobs,
-            prompt_logprobs=params.prompt_logprobs,
+            logprobs=self._listed(params.logprobs),
+            prompt_logprobs=self._listed(params.prompt_logprobs),
             logit_bias=tuple(sorted(bias.items())),
             allowed_token_ids=tuple(sorted(set(params.allowed_token_ids or ()))),
             bad_words=tuple(sorted(word for word in words if len(word) > 1)),
             shaping=self._shaping(params),
             rules=tuple(map(self._rule, read_rules(params.logits_rules or ()))),
         )
+
+    def _listed(self, count: int | None) -> int | None:
+        """How many log-probabilities are listed, when so many are asked for: a padded vocabulary has fewer tokens."""
+        return min(count, self._known) if count is not None and self._known else count
+
+    def _check_drawable(self, ids: Sequence[int] | None, name: str) -> None:
+        if self._known and ids and min(ids) >= self._known:
+            raise InvalidRequestError(
+                f"{name}: the tokenizer has no token for any of these ids, its own are below {self._known}", name
+            )
 
     def _rule(self, rule: WrittenRule) -> LogitsRule:
         """A rule with its texts as tokens, as the tokenizer cuts them by themselves and behind a space."""
@@ -236,6 +251,8 @@ class InputProcessor:
                     "logits_rules",
                 )
         self.limits.check_ids(single, "logits_rules")
+        if rule.kind == "allow":
+            self._check_drawable(single, "logits_rules")
         values = {"bias": rule.value, "ban": NEVER}
         return LogitsRule(
             from_step=rule.from_step,
@@ -277,6 +294,10 @@ class InputProcessor:
             dry_allowed_length=params.dry_allowed_length,
             dry_window=params.dry_penalty_last_n,
             dry_breakers=tuple(sorted(breakers)),
+            sampler_order=0 if params.samplers is None else pack(params.samplers, params),
+            mirostat=params.mirostat,
+            mirostat_tau=float(params.mirostat_tau),
+            mirostat_eta=float(params.mirostat_eta),
         )
 
     def _tokens_with(self, text: str) -> frozenset[int]:

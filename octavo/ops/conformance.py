@@ -329,6 +329,11 @@ def _sampling(label: str, rules: Sequence[RowRules], logits: Callable[[], Array]
     return Case("sample", label, run, 3e-6)
 
 
+def _with_mu(rules: Sequence[RowRules]) -> list[RowRules]:
+    """States from one that allows the likeliest token alone to one that allows all."""
+    return [replace(rule, mu=index * 0.6 - 1.0) for index, rule in enumerate(rules)]
+
+
 def _shaped_cases() -> Iterator[Case]:
     """The samplers that few ask for, alone and together."""
     repeats = (11, 12, 13, 14, 3, 9, 11, 12, 13, 500, 9, 11, 12, 13)
@@ -349,6 +354,13 @@ def _shaped_cases() -> Iterator[Case]:
     yield _sampling("dynamic temperature from 0", shaped(Shaping(dynatemp_range=2.0), temperature=1.0))
     together = Shaping(0.9, 2.5, 0.5, 0.02, 0.3)
     yield _sampling("all shaping", shaped(together, temperature=0.9, top_k=80, top_p=0.9, min_p=0.01, logprobs=2))
+    ordered = Shaping(0.9, 2.5, 0.5, 0.02, 0.3, sampler_order=0x1357246)
+    yield _sampling("the order turned round", shaped(ordered, temperature=0.9, top_k=80, top_p=0.9, min_p=0.01))
+    yield _sampling("top-p before the temperature", shaped(Shaping(sampler_order=0x26), temperature=1.9, top_p=0.7))
+    for version in (1, 2):
+        surprising = Shaping(mirostat=version, mirostat_tau=3.0)
+        yield _sampling(f"mirostat {version}", _with_mu(shaped(surprising, temperature=1.2)))
+        yield _sampling(f"mirostat {version} after top-k", _with_mu(shaped(surprising, top_k=9)))
     yield _sampling("DRY", repeating())
     yield _sampling("DRY, short allowed, high base", repeating(dry_allowed_length=1, dry_base=3.0))
     yield _sampling("DRY, window and breakers", repeating(dry_window=9, dry_breakers=(12, 3), dry_allowed_length=0))
@@ -365,6 +377,8 @@ def _sampling_cases() -> Iterator[Case]:
     yield _sampling("temperature 1", many())
     yield _sampling("temperature 0.3", many(temperature=0.3))
     yield _sampling("top-k", many(top_k=5))
+    yield _sampling("padded vocabulary", many(temperature=2.0, known_tokens=300, logprobs=20))
+    yield _sampling("padded vocabulary, greedy", many(temperature=0.0, known_tokens=7, repetition_penalty=1.5))
     yield _sampling("top-k 1", many(top_k=1))
     yield _sampling("top-k beyond the vocabulary", many(top_k=10_000))
     yield _sampling("top-p", many(top_p=0.6))

@@ -60,7 +60,7 @@ class RowRules:
     """One sampled row's rules and its tokens so far (prompt, then outputs).
 
     banned: ids that must not be drawn. permitted: what a grammar allows, in 32-bit words that cover the vocabulary, the
-    first token in the lowest bit of the first word; empty: all.
+    first token in the lowest bit of the first word; empty: all. mu: mirostat's state.
     """
 
     sampling: Sampling
@@ -69,6 +69,7 @@ class RowRules:
     output_index: int
     banned: Sequence[int] = ()
     permitted: Sequence[int] = ()
+    mu: float = 0.0
 
 
 class StepHandles(Protocol[Handle]):

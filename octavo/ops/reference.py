@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.flow.request import Sampling
 from octavo.ops.interface import LayerCache, RopeTable, RowRules
-from octavo.ops.philox import uniform
+from octavo.ops.reference_draws import apply_rules, draw, drawable
 from octavo.ops.weight import PackedWeight
 from octavo.spec.decoder import Activation as ActivationKind
 from octavo.spec.decoder import AttentionSpec, ConvSpec, LatentSpec, QueryScaleSpec, StateSpaceSpec
@@ -33,11 +32,12 @@ class Span:
 
 @dataclass(slots=True)
 class Drawn:
-    """What `sample` leaves: tokens [R], log-probabilities of the raw logits [R, vocab], rows that are not finite."""
+    """What `sample` leaves: tokens [R], log-probabilities of the raw logits [R, vocab], not finite rows, mu [R]."""
 
     tokens: list[int]
     logprobs: Tensor
     invalid: list[bool]
+    mu: list[float]
 
 
 class PagedStore(Protocol):
@@ -70,7 +70,6 @@ _ACTIVATIONS = {
 }
 
 # A temperature under this is greedy, as in flow/sampling_params.py.
-_GREEDY_BELOW = 1e-5
 
 
 class ReferenceOps:
@@ -273,127 +272,25 @@ class ReferenceOps:
     # --- sampling ---
 
     def process_logits(self, logits: Tensor) -> Tensor:
-        """Order as in vLLM: permitted and allowed ids, bias, repetition, frequency and presence penalties; then DRY.
+        """What each row's rules do to it: `apply_rules`."""
+        out = self._without_unknown(logits)
+        for row, rules in zip(out, self._rows, strict=True):
+            apply_rules(row, rules)
+        return out
 
-        Factors of a request's rules come before biases.
-        """
+    def _without_unknown(self, logits: Tensor) -> Tensor:
         out = logits.clone()
         for row, rules in zip(out, self._rows, strict=True):
-            sampling = rules.sampling
-            if rules.permitted:
-                row += _mask_of(rules.permitted, row.shape[0])
-            if sampling.allowed_token_ids:
-                keep = torch.full_like(row, -math.inf)
-                keep[list(sampling.allowed_token_ids)] = 0.0
-                row += keep
-            for token, factor in sampling.logit_scale:
-                row[token] *= factor
-            for token, bias in sampling.logit_bias:
-                row[token] += bias
-            row[list(rules.banned)] = -math.inf
-            for word in sampling.bad_words:
-                if list(word[:-1]) == list(rules.output)[len(rules.output) - len(word) + 1 :]:
-                    row[word[-1]] += -1e9
-            _penalize(row, rules)
-            if sampling.shaping.dry_multiplier > 0.0:
-                _discourage_repeats(row, rules)
+            row[rules.sampling.known_tokens or len(row) :] = -math.inf
         return out
 
     def sample(self, logits: Tensor, raw: Tensor) -> None:
-        invalid = [not bool(_drawable(row)) for row in raw]
-        tokens = [
-            0 if bad else draw(row, rules.sampling, rules.output_index)
-            for row, rules, bad in zip(logits, self._rows, invalid, strict=True)
-        ]
-        self.drawn = Drawn(tokens, torch.log_softmax(raw, dim=-1), invalid)
-
-
-def draw(logits: Tensor, sampling: Sampling, output_index: int) -> int:
-    """One token from one row [vocab]. Greedy ties go to the smaller id.
-
-    In this order: top-n-sigma (arXiv:2411.07641), dynamic temperature, temperature, typical (arXiv:2202.00666), then in
-    vLLM's order min-p (arXiv:2407.01082), top-k, top-p (arXiv:1904.09751), and XTC. Each sees what the one before left.
-    The kept probabilities are walked in vocabulary order until they exceed the uniform number of (seed, output_index).
-    """
-    if sampling.temperature == 0.0:
-        return int(torch.argmax(logits))
-    shaping = sampling.shaping
-    values = logits.double()
-    keep = values > -math.inf
-    if shaping.top_n_sigma > 0.0:
-        keep &= values >= values[keep].max() - shaping.top_n_sigma * values[keep].std(correction=0)
-    temperature = sampling.temperature
-    if shaping.dynatemp_range > 0.0:
-        temperature = _dynamic_temperature(values[keep], sampling)
-    if temperature < _GREEDY_BELOW:
-        return int(torch.argmax(logits))
-    probabilities = torch.softmax(torch.where(keep, values / temperature, -math.inf), dim=-1)
-    if shaping.typical_p < 1.0:
-        keep &= _typical(probabilities, shaping.typical_p)
-    keep &= probabilities >= sampling.min_p * probabilities[keep].max()
-    order = torch.sort(torch.where(keep, probabilities, -1.0), descending=True, stable=True).indices
-    if sampling.top_k > 0:
-        keep &= _marked(order[: sampling.top_k], keep)
-    if sampling.top_p < 1.0:
-        share = torch.where(keep, probabilities, 0.0)[order]
-        share = share / share.sum()
-        keep &= _marked(order[share.cumsum(0) - share < sampling.top_p], keep)
-    if shaping.xtc_probability > uniform(sampling.seed, output_index, 1):
-        keep = _without_top(torch.where(keep, probabilities, 0.0), keep, shaping.xtc_threshold)
-    kept = torch.where(keep, probabilities, 0.0)
-    reached = kept.cumsum(0) > uniform(sampling.seed, output_index) * kept.sum()
-    return int(torch.nonzero(reached & keep)[0])
-
-
-def _marked(indices: Tensor, like: Tensor) -> Tensor:
-    marks = torch.zeros_like(like)
-    marks[indices] = True
-    return marks
-
-
-def _dynamic_temperature(values: Tensor, sampling: Sampling) -> float:
-    """Between T - range and T + range, the higher the less the model is sure: by its entropy, as a part of the most."""
-    shaping = sampling.shaping
-    probabilities = torch.softmax(values, dim=-1)
-    most = math.log(len(values)) if len(values) > 1 else 1.0
-    part = float(torch.special.entr(probabilities).sum()) / most
-    low = max(0.0, sampling.temperature - shaping.dynatemp_range)
-    return low + (sampling.temperature + shaping.dynatemp_range - low) * part**shaping.dynatemp_exponent
-
-
-def _typical(probabilities: Tensor, share: float) -> Tensor:
-    """The tokens whose surprise is nearest to the expected one, until they have this share."""
-    expected = torch.special.entr(probabilities).sum()
-    order = torch.sort((-probabilities.log() - expected).abs(), stable=True).indices
-    ranked = probabilities[order]
-    return _marked(order[ranked.cumsum(0) - ranked < share], probabilities > 0)
-
-
-def _without_top(kept: Tensor, keep: Tensor, threshold: float) -> Tensor:
-    """Of the tokens above the threshold only the least likely stays (the one with the larger id, if two are)."""
-    above = keep & (kept >= threshold * kept.sum())
-    if not above.any():
-        return keep
-    least = torch.nonzero(above & (kept == kept[above].min()))[-1]
-    return (keep & ~above) | _marked(least, keep)
-
-
-def _discourage_repeats(row: Tensor, rules: RowRules) -> None:
-    """In place ("DRY"): a token that would continue a repetition of length n >= allowed_length of the text's end loses
-    multiplier * base ** (n - allowed_length). Repetitions do not reach over breakers."""
-    shaping = rules.sampling.shaping
-    text = [*rules.prompt, *rules.output]
-    text = text if shaping.dry_window < 0 else text[len(text) - min(len(text), shaping.dry_window) :]
-    reach = next((n for n, token in enumerate(reversed(text)) if token in shaping.dry_breakers), len(text))
-    longest: dict[int, int] = {}
-    for end in range(1, len(text)):
-        length = 0
-        while length < min(end, reach) and text[end - 1 - length] == text[-1 - length]:
-            length += 1
-        longest[text[end]] = max(longest.get(text[end], 0), length)
-    for token, length in longest.items():
-        if length >= max(shaping.dry_allowed_length, 1):
-            row[token] -= shaping.dry_multiplier * shaping.dry_base ** (length - shaping.dry_allowed_length)
+        raw = self._without_unknown(raw)
+        invalid = [not bool(drawable(row)) for row in raw]
+        rows = zip(logits, self._rows, invalid, strict=True)
+        draws = [(0, 0.0) if bad else draw(row, at.sampling, at.output_index, at.mu) for row, at, bad in rows]
+        tokens, mu = [token for token, _ in draws], [state for _, state in draws]
+        self.drawn = Drawn(tokens, torch.log_softmax(raw, dim=-1), invalid, mu)
 
 
 def _tensor(data: object) -> Tensor:
@@ -450,29 +347,3 @@ def _first_key(spec: AttentionSpec, position: int) -> int:
     """The first position that a query at `position`, or at a later one, sees."""
     first = 0 if spec.window is None else max(0, position - spec.window + 1)
     return first if spec.chunk is None else max(first, position // spec.chunk * spec.chunk)
-
-
-def _penalize(row: Tensor, rules: RowRules) -> None:
-    """In place. Repetition: CTRL, arXiv:1909.05858, section 4.1; frequency and presence: OpenAI API reference."""
-    sampling = rules.sampling
-    if sampling.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*rules.prompt, *rules.output}), dtype=torch.long)
-        values = row[seen]
-        row[seen] = torch.where(values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty)
-    if sampling.frequency_penalty or sampling.presence_penalty:
-        counts = torch.bincount(torch.tensor(list(rules.output), dtype=torch.long), minlength=row.shape[0])
-        row -= sampling.frequency_penalty * counts
-        row -= sampling.presence_penalty * (counts > 0)
-
-
-def _mask_of(permitted: Sequence[int], vocab: int) -> Tensor:
-    """0 for every token whose bit is set, -inf for all others: [vocab]."""
-    words = torch.tensor(permitted, dtype=torch.int64)
-    token = torch.arange(vocab)
-    allowed = (words[token // 32] >> (token % 32)) & 1
-    return torch.where(allowed == 1, 0.0, -math.inf)
-
-
-def _drawable(row: Tensor) -> Tensor:
-    """Neither NaN nor +inf anywhere, and something above -inf."""
-    return ~torch.isnan(row).any() & (row < math.inf).all() & (row > -math.inf).any()

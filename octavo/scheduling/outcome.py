@@ -54,6 +54,8 @@ class Outcome:
         faults, scored = dict(result.faults), dict(result.prompt_logprobs)
         spoilt = bool(faults or result.invalid_prompts) or any(result.invalid)
         pooled = dict(result.pooled)
+        if result.mirostat:
+            self._keep_mirostat(plan, result)
         drawn, lost = -1, 0
         for position, row in enumerate(plan.rows):
             drawn += row.samples
@@ -92,6 +94,12 @@ class Outcome:
         counters.step_seconds += result.seconds
         counters.generation_tokens += drawn + 1 - lost
         return outputs
+
+    def _keep_mirostat(self, plan: StepPlan, result: StepResult) -> None:
+        drawing = [row.sequence for row in plan.rows if row.samples]
+        for row, mu in result.mirostat:
+            if (sequence := self._roster.members.get(drawing[row])) is not None:
+                sequence.mirostat_mu = mu
 
     def fail(self, plan: StepPlan, error: str) -> list[SequenceOutput]:
         """End what a failed step was to compute. Everything else goes on."""

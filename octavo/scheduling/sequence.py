@@ -52,6 +52,7 @@ class SequenceState:
     num_cached: int = 0
     prompt_scored: int = 0  # prompt log-probabilities that were delivered
     preemptions: int = 0
+    mirostat_mu: float | None = None  # what the last draw left to the next
     started: bool = False
     parked: bool = False  # waits for others of its request, or for blocks from a tier: not for its turn
     cache_report: CacheReport | None = None  # until it is delivered
@@ -82,8 +83,9 @@ class SequenceState:
     def arrival(self) -> SlotArrival:
         """What the executor is told when the sequence gets its slot."""
         stop_ids = tuple(sorted(self.stop_ids))
+        tokens = tuple(self.token_ids)
         return SlotArrival(
-            self.slot, self.id, tuple(self.token_ids), self.prompt_len, self.sampling, stop_ids, self.request.pooling
+            self.slot, self.id, tokens, self.prompt_len, self.sampling, stop_ids, self.request.pooling, self.mirostat_mu
         )
 
     def advance(self, count: int, new_blocks: NewBlocks) -> PlannedRow:

@@ -17,6 +17,7 @@ from octavo.text.sentencepiece_model import (
     CONTROL,
     NORMAL,
     UNKNOWN,
+    UNUSED,
     USER_DEFINED,
     Pieces,
     sentencepiece_backend,
@@ -50,6 +51,8 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> LibraryTokenizer:
         raise CheckpointError("the GGUF file has no tokenizer (no tokenizer.ggml.model); name one with --tokenizer")
     tokens = _strings(metadata, "tokens")
     kinds = _kinds(metadata, len(tokens))
+    count = _unpadded(metadata, tokens, kinds)
+    tokens, kinds = tokens[:count], kinds[:count]
     if kind == "gpt2":
         return _byte_level(metadata, tokens, kinds)
     if kind == "llama":
@@ -85,7 +88,7 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], kinds: Sequence[
 
 
 def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], kinds: Sequence[int]) -> LibraryTokenizer:
-    scores = _numbers(metadata, "scores", len(tokens), (int, float))
+    scores = _numbers(metadata, "scores", len(metadata[_PREFIX + "tokens"]), (int, float))[: len(tokens)]
     add_space_prefix = bool(metadata.get(_PREFIX + "add_space_prefix", True))
     backend = sentencepiece_backend(Pieces(tokens, list(map(float, scores)), kinds), add_space_prefix)
     facts = _facts(metadata, tokens, kinds)
@@ -138,6 +141,15 @@ def _kinds(metadata: Mapping[str, Any], count: int) -> list[int]:
     if metadata.get(_PREFIX + "token_type") is None:
         return [NORMAL] * count
     return [int(kind) for kind in _numbers(metadata, "token_type", count, (int,))]
+
+
+def _unpadded(metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]) -> int:
+    """How many ids stand for tokens. Converters call the rows of a padded vocabulary unused, and by their number."""
+    roles = {metadata.get(_PREFIX + key) for key in _ROLES.values()}
+    count = len(tokens)
+    while count and kinds[count - 1] == UNUSED and tokens[count - 1] == f"[PAD{count - 1}]" and count - 1 not in roles:
+        count -= 1
+    return count
 
 
 def _numbers(metadata: Mapping[str, Any], key: str, count: int, kinds: tuple[type, ...]) -> Sequence[Any]:

@@ -1,7 +1,7 @@
 """Text to token ids and back: the protocol, and its implementation over the `tokenizers` library."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -18,6 +18,7 @@ from octavo.text.vocabulary_files import SpecialTokens, build_backend, tokenizer
 # What Llama's directories leave unsaid.
 _SENTENCEPIECE_SETTINGS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
 _LONG_TEXT = 8192  # characters; the library holds Python's lock for as long as a text takes, unless it comes in a batch
+_MOST_IDS = 1 << 31
 _REPLACEMENT_MARGIN = 4  # normalization to composed characters shrinks a text by less than this
 
 
@@ -170,20 +171,19 @@ class LibraryTokenizer:
         """Bytes that a token adds to the text; empty for an id without a token."""
         known = self._bytes.get(token_id)
         if known is None:
-            if not 0 <= token_id < self.vocab_size:
+            piece = self.token(token_id)
+            if piece is None:
                 return b""
-            known = self._bytes[token_id] = self._read_bytes(token_id)
+            known = self._bytes[token_id] = self._spelling.to_bytes(piece)
         return known
 
     def token(self, token_id: int) -> str | None:
         """A token as the vocabulary spells it; None for an id without one."""
-        if not 0 <= token_id < self.vocab_size:
-            return None
         if token_id in self._added:
             return self._added[token_id]
         if self._pieces is not None:
-            return self._pieces[token_id]
-        return self._backend.id_to_token(token_id)
+            return self._pieces[token_id] if 0 <= token_id < len(self._pieces) else None
+        return self._backend.id_to_token(token_id) if 0 <= token_id < _MOST_IDS else None
 
     def id_of(self, token: str) -> int | None:
         """Id of a token in the vocabulary's spelling."""
@@ -200,9 +200,17 @@ class LibraryTokenizer:
             self._longest = _REPLACEMENT_MARGIN * max(map(len, vocabulary), default=1)
         return self._longest
 
-    def _read_bytes(self, token_id: int) -> bytes:
-        piece = self.token(token_id)
-        return b"" if piece is None else self._spelling.to_bytes(piece)
+
+def known_tokens(tokenizer: Tokenizer, vocab: int, ends: Iterable[int] = ()) -> int:
+    """Ids from here on, up to a model's `vocab`, stand for nothing: its vocabulary is padded. 0: it is not.
+
+    ends: ids that end an answer, whether or not the tokenizer has tokens for them.
+    """
+    known = vocab  # a vocabulary with gaps has tokens beyond the number of them
+    least = max((tokenizer.vocab_size, *(end + 1 for end in ends)))
+    while known > least and tokenizer.token(known - 1) is None:
+        known -= 1
+    return known if known < vocab else 0
 
 
 def _shared(room: int, first: int, second: int) -> tuple[int, int]:

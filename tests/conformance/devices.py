@@ -100,6 +100,10 @@ class NativeDevice:
     def get(self, activation):
         return activation
 
+    def left(self) -> float:
+        """Mirostat's state after the first row's draw."""
+        return float(self._step.mu[0])
+
     def drawn(self):
         rows, count, step = len(self._scene.rows), top_count(self._scene), self._step
         return DrawnArrays(
@@ -166,6 +170,7 @@ def fill_record(record: np.void, rules: RowRules) -> tuple[np.ndarray, ...]:
     history = np.array([*rules.prompt, *rules.output], np.int32)
     record["logprobs"] = -1 if sampling.logprobs is None else sampling.logprobs
     record["seed"] = sampling.seed
+    record["known_tokens"] = sampling.known_tokens
     record["output_index"] = rules.output_index
     record["bias_count"], record["bias_ids"], record["bias_values"] = len(bias), ids.ctypes.data, values.ctypes.data
     record["allowed_ids"], record["allowed_count"] = allowed.ctypes.data, len(allowed)
@@ -179,6 +184,7 @@ def fill_record(record: np.void, rules: RowRules) -> tuple[np.ndarray, ...]:
     words = np.array([i for word in sampling.bad_words for i in (len(word), *word)], np.int32)
     record["bad_words"], record["bad_words_size"] = words.ctypes.data, len(words)
     permitted = np.array(rules.permitted, np.uint32)
+    record["mirostat_mu"] = rules.mu
     record["permitted"] = permitted.ctypes.data if len(permitted) else 0
     return ids, values, allowed, history, permitted, breakers, words
 

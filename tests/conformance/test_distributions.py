@@ -1,12 +1,15 @@
 """Native draws have the distribution that each sampler is defined to give: chi-square tests against plain numpy."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from octavo.flow.request import Sampling, Shaping
+from octavo.flow.sampler_order import pack
+from octavo.flow.sampling_params import SamplingParams
 from octavo.ops.conformance import CacheShape, Scene
 from octavo.ops.interface import RowRules
 from tests.conformance.devices import ISAS, NativeDevice
@@ -18,6 +21,10 @@ LOGITS = (np.random.default_rng(8).standard_normal(VOCAB) * 2).astype(np.float32
 REPEATS = (1, 2, 3, 4, 9, 1, 2, 3)
 
 Floats = NDArray[np.float64]
+
+
+def pack_order(*samplers: str) -> int:
+    return pack(samplers, SamplingParams(temperature=0.5, top_p=0.5))
 
 
 def softmax(values: Floats) -> Floats:
@@ -75,6 +82,47 @@ def dry() -> Floats:
     return softmax(values)
 
 
+def top_p_before(share: float, temperature: float) -> Floats:
+    return among(top_p(share) > 0, temperature)
+
+
+def top_k_of(left: Floats, count: int, temperature: float) -> Floats:
+    return among(np.isin(np.arange(VOCAB), ranked(left)[:count]), temperature)
+
+
+def penalized(repetition: float, frequency: float, presence: float) -> Floats:
+    """Repetition counts the prompt's tokens, too; the others the answer's."""
+    values, answer = LOGITS.astype(np.float64), REPEATS[4:]
+    for token in set(REPEATS):
+        values[token] = values[token] / repetition if values[token] > 0 else values[token] * repetition
+    for token in set(answer):
+        values[token] -= frequency * answer.count(token) + presence
+    return softmax(values)
+
+
+def biased(bias: dict[int, float]) -> Floats:
+    values = LOGITS.astype(np.float64)
+    for token, value in bias.items():
+        values[token] += value
+    return softmax(values)
+
+
+def less_surprising(mu: float) -> Floats:
+    p = among(np.full(VOCAB, True))
+    return among(-np.log2(p) <= mu)
+
+
+def zipf_ranked(mu: float) -> Floats:
+    p = among(np.full(VOCAB, True))
+    falling = np.sort(p)[::-1]
+    ranks = np.arange(1, VOCAB)
+    t, b = np.log((ranks + 1) / ranks), np.log(falling[:-1] / falling[1:])
+    s = (t * b).sum() / (t * t).sum()
+    k = round(((s - 1) * 2**mu / (1 - VOCAB ** (1 - s))) ** (1 / s))
+    assert 2 < k < VOCAB - 2
+    return among(np.isin(np.arange(VOCAB), ranked(p)[:k]))
+
+
 CASES: dict[str, tuple[Sampling, Callable[[], Floats]]] = {
     "plain": (Sampling(), lambda: among(np.full(VOCAB, True))),
     "temperature": (Sampling(temperature=0.7), lambda: among(np.full(VOCAB, True), 0.7)),
@@ -91,6 +139,39 @@ CASES: dict[str, tuple[Sampling, Callable[[], Floats]]] = {
         Sampling(shaping=Shaping(dynatemp_range=0.8, dynatemp_exponent=1.5)),
         lambda: dynamic(0.8, 1.5),
     ),
+    "top-p, then the temperature": (
+        Sampling(temperature=2.0, top_p=0.8, shaping=Shaping(sampler_order=pack_order("top_p", "temperature"))),
+        lambda: top_p_before(0.8, 2.0),
+    ),
+    "mirostat 1": (Sampling(shaping=Shaping(mirostat=1, mirostat_tau=2.5)), lambda: zipf_ranked(5.0)),
+    "mirostat 2": (Sampling(shaping=Shaping(mirostat=2, mirostat_tau=1.6)), lambda: less_surprising(3.2)),
+    "penalties": (
+        Sampling(repetition_penalty=1.4, frequency_penalty=0.3, presence_penalty=-0.5),
+        lambda: penalized(1.4, 0.3, -0.5),
+    ),
+    "bias": (Sampling(logit_bias=((5, 3.0), (31, -2.0))), lambda: biased({5: 3.0, 31: -2.0})),
+    "allowed tokens": (
+        Sampling(allowed_token_ids=(2, 11, 17, 30, 38)),
+        lambda: among(np.isin(np.arange(VOCAB), (2, 11, 17, 30, 38))),
+    ),
+    "padded vocabulary": (
+        Sampling(temperature=1.3, known_tokens=23),
+        lambda: among(np.arange(VOCAB) < 23, 1.3),
+    ),
+    "XTC, then top-k, then the temperature": (
+        Sampling(
+            temperature=0.7,
+            top_k=9,
+            shaping=Shaping(
+                xtc_probability=1.0,
+                xtc_threshold=0.05,
+                sampler_order=pack(
+                    ("xtc", "top_k", "temperature"), SamplingParams(temperature=0.7, top_k=9, xtc_probability=1.0)
+                ),
+            ),
+        ),
+        lambda: top_k_of(without_top(1.0, 0.05), 9, 0.7),
+    ),
     "DRY": (Sampling(shaping=Shaping(dry_multiplier=1.5, dry_base=2.0)), dry),
 }
 
@@ -99,9 +180,11 @@ def drawn(sampling: Sampling, history: tuple[int, ...]) -> NDArray[np.int64]:
     """How often each token was drawn, with other seeds every time."""
     device = NativeDevice(ISAS[-1], CacheShape())
     counts = np.zeros(VOCAB, np.int64)
+    start = 2 * sampling.shaping.mirostat_tau
     for first in range(0, DRAWS, TURN):
         rows = tuple(
-            RowRules(_seeded(sampling, first + row), history[:4], history[4:], len(history) - 4) for row in range(TURN)
+            RowRules(_seeded(sampling, first + row), history[:4], history[4:], len(history) - 4, mu=start)
+            for row in range(TURN)
         )
         ops, _ = device.begin(Scene(sampled_rows=tuple(range(TURN)), rows=rows))
         raw = device.put(np.tile(LOGITS, (TURN, 1)))
@@ -110,10 +193,26 @@ def drawn(sampling: Sampling, history: tuple[int, ...]) -> NDArray[np.int64]:
     return counts
 
 
+def surprises(shaping: Shaping, count: int) -> Floats:
+    """Of so many draws of one sequence, each starting from the state that the last one left; in bits."""
+    device, mu = NativeDevice(ISAS[-1], CacheShape()), 2 * shaping.mirostat_tau
+    bits = -np.log2(among(np.full(VOCAB, True)))
+    found = np.zeros(count)
+    for index in range(count):
+        rules = RowRules(Sampling(seed=5, shaping=shaping), (1,), (), index, mu=mu)
+        ops, _ = device.begin(Scene(sampled_rows=(0,), rows=(rules,)))
+        raw = device.put(LOGITS[None])
+        ops.sample(ops.process_logits(raw), raw)
+        token = int(device.drawn().tokens[0])
+        found[index] = bits[token]
+        left = device.left()
+        assert left == pytest.approx(mu - shaping.mirostat_eta * (bits[token] - shaping.mirostat_tau), abs=1e-4)
+        mu = left
+    return found
+
+
 def _seeded(sampling: Sampling, seed: int) -> Sampling:
-    return Sampling(
-        sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, seed=seed * 7919, shaping=sampling.shaping
-    )
+    return replace(sampling, seed=seed * 7919)
 
 
 @pytest.mark.parametrize("name", CASES)

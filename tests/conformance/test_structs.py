@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from octavo.flow.sampler_order import Sampler
 from octavo.kernels.cpu.library import declarations
 from octavo.kernels.cpu.structs import STRUCTS, ActivationCode, Coding, Format, Opcode
 
@@ -51,6 +52,7 @@ def test_enums_have_the_numbers_of_the_header():
         (Format, "OctavoFormat", ""),
         (ActivationCode, "OctavoActivation", ""),
         (Coding, "OctavoCoding", "CODING_"),
+        (Sampler, "OctavoSampler", ""),
     ):
         body = re.search(rf"enum {name} \{{([^}}]*)\}}", INSTRUCTION)
         assert body is not None, name

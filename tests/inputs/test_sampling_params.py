@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from octavo.errors import InvalidRequestError, OctavoError, UnsupportedError
-from octavo.flow.sampling_params import RequestOutputKind, SamplingParams, defaults_from, end_ids
+from octavo.flow.generation_config import defaults_from, end_ids
+from octavo.flow.sampling_params import RequestOutputKind, SamplingParams
 
 
 def test_defaults_are_those_of_vllm():

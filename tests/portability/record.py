@@ -125,14 +125,17 @@ class Writer:
     def _draws(self, step, taken):
         rows, stride = step.struct.rows, step.struct.top_stride
         records = (ctypes.c_uint8 * (rows * SAMPLING_RECORD.itemsize)).from_address(step.struct.sampling or 0)
-        asked = np.frombuffer(records, SAMPLING_RECORD)["logprobs"]
+        rules = np.frombuffer(records, SAMPLING_RECORD)
+        asked = rules["logprobs"]
         sizes = {"out_tokens": rows, "out_invalid": rows}
         if (asked >= 0).all():
             sizes |= {"out_ranks": rows, "out_logprobs": rows}
         if (asked >= stride).all():
             sizes |= {"top_ids": rows * stride, "top_logprobs": rows * stride}
+        if (rules["mirostat"] > 0).all():
+            sizes |= {"out_mu": rows}
         for name, count in sizes.items():
-            kind = np.float32 if name.endswith("logprobs") else np.int32
+            kind = np.float32 if name.endswith(("logprobs", "mu")) else np.int32
             values = np.frombuffer((ctypes.c_uint8 * (4 * count)).from_address(getattr(step.struct, name)), kind)
             (self._floats if kind is np.float32 else self._integers)(self._outs[name], values)
 
@@ -173,7 +176,12 @@ class Writer:
         tokens, rows, sequences = native.tokens, native.rows, native.sequences
         sizes = {"token_ids": tokens, "positions": tokens, "query_starts": sequences + 1, "slots": sequences}
         sizes |= {"sampled_rows": rows, "out_tokens": rows, "out_logprobs": rows, "out_ranks": rows}
-        sizes |= {"out_invalid": rows, "top_ids": rows * native.top_stride, "top_logprobs": rows * native.top_stride}
+        sizes |= {
+            "out_invalid": rows,
+            "out_mu": rows,
+            "top_ids": rows * native.top_stride,
+            "top_logprobs": rows * native.top_stride,
+        }
         outs = {}
         pointers = {name: getattr(native, name) for name in sizes if getattr(native, name) and sizes[name]}
         for name, address in pointers.items():

@@ -317,6 +317,10 @@ def test_a_long_conversation_is_written_beside_the_event_loop(server: RunningSer
         ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend"),
         ({"structured_outputs": {"choice": ["a"]}, "ignore_eos": True}, "ignore_eos"),
         ({"truncation_side": "left"}, "truncation_side"),
+        ({"samplers": ["top_p", "temperature"], "top_k": 4}, "top_k"),
+        ({"samplers": "edmt", "top_k": 4}, "top_k"),
+        ({"temperature": 0, "mirostat": 2}, "mirostat"),
+        ({"mirostat": 1, "top_p": 0.5}, "mirostat takes its place"),
     ],
 )
 def test_what_has_no_effect_is_told_and_a_strict_server_refuses_it(

@@ -195,11 +195,14 @@ def test_every_sampler_can_be_asked_for(server: RunningServer) -> None:
         "dry_allowed_length": 3,
         "dry_penalty_last_n": 64,
         "dry_sequence_breakers": ["."],
+        "samplers": ["dry", "typ_p", "top_n_sigma", "xtc", "temperature"],
     }
-    answer = HTTP.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 3, **wanted})
-    assert answer.status_code == 200
-    assert "warnings" not in answer.json()
-    for name in wanted:
+    surprising = {"mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2, "samplers": "edt"}
+    for body in (wanted, surprising):
+        answer = HTTP.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 3, **body})
+        assert answer.status_code == 200
+        assert "warnings" not in answer.json()
+    for name in wanted | surprising:
         refused = HTTP.post(server.url + "/v1/completions", json={"prompt": "a", name: -5})
         assert refused.status_code == 400
         assert name in refused.json()["error"]["message"]

@@ -10,6 +10,7 @@ import sentencepiece
 from octavo.errors import CheckpointError, UnsupportedError
 from octavo.text.gguf_vocabulary import tokenizer_from_metadata
 from octavo.text.pieces import byte_alphabet
+from octavo.text.tokenizer import known_tokens
 from tests.text.vocabularies import (
     gemma,
     gemma_metadata,
@@ -166,3 +167,20 @@ def test_bytes_of_tokens():
 def test_damaged_metadata_is_named(changes, error, words):
     with pytest.raises(error, match=words):
         tokenizer_from_metadata(small_llama_metadata(**changes))
+
+
+def test_rows_of_a_padded_vocabulary_are_no_tokens():
+    metadata = small_llama_metadata()
+    count = len(metadata["tokenizer.ggml.tokens"])
+    padded = {
+        **metadata,
+        "tokenizer.ggml.tokens": [*metadata["tokenizer.ggml.tokens"], *(f"[PAD{count + i}]" for i in range(3))],
+        "tokenizer.ggml.scores": [*metadata["tokenizer.ggml.scores"], 0.0, 0.0, 0.0],
+        "tokenizer.ggml.token_type": [*metadata["tokenizer.ggml.token_type"], 5, 5, 5],
+    }
+    tokenizer = tokenizer_from_metadata(padded)
+    assert (tokenizer.vocab_size, known_tokens(tokenizer, count + 3)) == (count, count)
+    assert tokenizer.encode("hello") == tokenizer_from_metadata(metadata).encode("hello")
+    assert tokenizer_from_metadata({**padded, "tokenizer.ggml.padding_token_id": count + 1}).vocab_size == count + 2
+    padded["tokenizer.ggml.token_type"][-1] = 1  # a token like others, whatever its name
+    assert tokenizer_from_metadata(padded).vocab_size == count + 3

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from octavo.errors import CheckpointError, InvalidRequestError, UnsupportedError
 from octavo.text.gguf_vocabulary import tokenizer_from_metadata
-from octavo.text.tokenizer import load_tokenizer_file
+from octavo.text.tokenizer import known_tokens, load_tokenizer_file
 from tests.text.vocabularies import random_texts, sentencepiece_bytes, small_llama_metadata
 
 
@@ -225,3 +225,14 @@ def test_what_the_library_panics_at_is_a_damaged_checkpoint(tmp_path, vocab, mer
     (tmp_path / "merges.txt").write_bytes(merges)
     with pytest.raises(CheckpointError, match=r"merges\.txt"):
         load_tokenizer_file(tmp_path)
+
+
+def test_a_vocabulary_with_gaps_is_known_to_its_end(tmp_path):
+    backend = Tokenizer(BPE(vocab={"a": 0, "b": 1, "c": 9}, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer_file(tmp_path)
+    assert [known_tokens(tokenizer, vocab) for vocab in (10, 11, 300)] == [0, 10, 10]
+    assert known_tokens(tokenizer, 300, [20, 3]) == 21
+    assert (tokenizer.token(9), tokenizer.token(5), tokenizer.token(1 << 40), tokenizer.token(-1)) == ("c", *[None] * 3)
+    assert tokenizer.decode([0, 9, 5, 1 << 40]) == "ac"

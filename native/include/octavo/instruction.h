@@ -185,6 +185,17 @@ typedef struct {
   const int32_t* tables;
 } OctavoCache;
 
+/* What narrows down a draw, in the usual order. */
+enum OctavoSampler {
+  OCTAVO_TOP_N_SIGMA = 1,
+  OCTAVO_TEMPERATURE = 2,
+  OCTAVO_TYPICAL = 3,
+  OCTAVO_MIN_P = 4,
+  OCTAVO_TOP_K = 5,
+  OCTAVO_TOP_P = 6,
+  OCTAVO_XTC = 7,
+};
+
 /* One sampled row's rules. Arrays may be null when their count is 0. */
 typedef struct {
   float temperature;      /* 0: greedy */
@@ -221,6 +232,12 @@ typedef struct {
   int32_t dry_breaker_count;
   int32_t bad_words_size; /* integers in bad_words */
   const int32_t* bad_words; /* for each its length, then its tokens: the last is banned behind the others */
+  uint32_t sampler_order; /* OctavoSampler in four bits each, the first lowest; 0: in the order of their numbers */
+  int32_t mirostat;       /* version 1 or 2; 0: off */
+  float mirostat_tau;     /* surprise that is aimed at, in bits */
+  float mirostat_eta;     /* how much of an error is made good at once */
+  float mirostat_mu;      /* largest surprise for now; out_mu is the next token's */
+  int32_t known_tokens;   /* ids from here on stand for nothing: not drawn, not listed; 0: all do */
 } OctavoSampling;
 
 /* One step. A sequence s owns the tokens query_starts[s] .. query_starts[s + 1], which stand at consecutive positions
@@ -245,6 +262,7 @@ typedef struct {
   const int32_t* state_reads;   /* [pages of a state, sequences]: pages before the step; -1: the state is zero */
   const int32_t* state_writes;  /* likewise, after the step; may be the same pages */
   const int32_t* token_types;   /* [tokens]; null when no instruction needs them */
+  float* out_mu;                /* [rows], of rows with mirostat; may be null when there are none */
 } OctavoStep;
 
 typedef struct {

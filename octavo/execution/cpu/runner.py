@@ -65,6 +65,7 @@ class NativeRunner:
             step.invalid[:count],
             step.top_ids[:count],
             step.top_logprobs[:count],
+            step.mu[:count],
             whole,
         )
 

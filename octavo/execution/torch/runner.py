@@ -95,5 +95,6 @@ def _outputs(drawn: Drawn, inputs: StepInputs) -> StepOutputs:
         invalid=np.array(drawn.invalid, np.int32),
         top_ids=order.indices[:, :count].to(torch.int32).numpy(),
         top_logprobs=order.values[:, :count].contiguous().numpy(),
+        mu=np.array(drawn.mu, np.float32),
         whole={row: logprobs[row].numpy() for row in inputs.whole_rows},
     )

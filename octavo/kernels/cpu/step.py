@@ -25,8 +25,10 @@ class NativeStep:
         self.invalid: Integers = np.zeros(max_rows, np.int32)
         self.top_ids: Integers = np.zeros((max_rows, 1), np.int32)
         self.top_logprobs: NDArray[np.float32] = np.zeros((max_rows, 1), np.float32)
+        self.mu: NDArray[np.float32] = np.zeros(max_rows, np.float32)
         self.struct = OctavoStep()
-        self._results = tuple(a.ctypes.data for a in (self.tokens, self.logprobs, self.ranks, self.invalid))
+        results = (self.tokens, self.logprobs, self.ranks, self.invalid, self.mu)
+        self._results = tuple(a.ctypes.data for a in results)
         self._tops = (self.top_ids.ctypes.data, self.top_logprobs.ctypes.data)
         self._kept_states: tuple[Integers, ...] = ()
         self._kept: tuple[object, ...] = ()
@@ -81,11 +83,12 @@ class NativeStep:
         struct.sampled_rows = sampled_rows.ctypes.data
         struct.sampling = sampling.ctypes.data
         offset = _WORD * first
-        tokens, logprobs, ranks, invalid = self._results
+        tokens, logprobs, ranks, invalid, mu = self._results
         struct.out_tokens = tokens + offset
         struct.out_logprobs = logprobs + offset
         struct.out_ranks = ranks + offset
         struct.out_invalid = invalid + offset
+        struct.out_mu = mu + offset
         struct.top_stride = self.top_ids.shape[1]
         struct.top_ids = self._tops[0] + offset * struct.top_stride
         struct.top_logprobs = self._tops[1] + offset * struct.top_stride

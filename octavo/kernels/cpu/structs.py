@@ -187,6 +187,12 @@ class OctavoSampling(ctypes.Structure):
         ("dry_breaker_count", ctypes.c_int32),
         ("bad_words_size", ctypes.c_int32),
         ("bad_words", ctypes.c_uint64),
+        ("sampler_order", ctypes.c_uint32),
+        ("mirostat", ctypes.c_int32),
+        ("mirostat_tau", ctypes.c_float),
+        ("mirostat_eta", ctypes.c_float),
+        ("mirostat_mu", ctypes.c_float),
+        ("known_tokens", ctypes.c_int32),
     )
 
 
@@ -213,6 +219,7 @@ class OctavoStep(ctypes.Structure):
         ("state_reads", ctypes.c_void_p),
         ("state_writes", ctypes.c_void_p),
         ("token_types", ctypes.c_void_p),
+        ("out_mu", ctypes.c_void_p),
     )
 
 

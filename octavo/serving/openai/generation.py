@@ -51,6 +51,7 @@ _SAMPLING_FIELDS = (
     *("typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent"),
     *("truncate_prompt_tokens", "truncation_side"),
     *("dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"),
+    *("mirostat", "mirostat_tau", "mirostat_eta", "samplers"),
 )
 
 

@@ -1,22 +1,15 @@
 """Which known fields of a body have no effect, or another than they say: what the answer's `warnings` tell of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 
+from octavo.flow.sampler_order import FILTERS, left_out
 from octavo.flow.sampling_params import LARGEST_BIAS, SamplingParams
 from octavo.serving.nested import MESSAGES, TOOLS, unknown_fields
 from octavo.serving.openai.schema import MOST_WARNINGS, ChatRequest, GenerationFields
 from octavo.serving.state import ServerState
 
-_FILTERS = {
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "typical_p": 1.0,
-    "top_n_sigma": 0.0,
-    "xtc_probability": 0.0,
-    "dynatemp_range": 0.0,
-}
+_NOT_GREEDY = {**FILTERS, "dynatemp_range": 0.0, "mirostat": 0}
 _PLAIN_TIERS = (None, "auto", "default")
 
 
@@ -25,10 +18,11 @@ def notices(body: GenerationFields, params: SamplingParams, state: ServerState) 
     if body.priority and state.policy != "priority":
         yield f"priority has no effect: the server's scheduling policy is {state.policy!r}"
     if params.greedy:
-        for name, neutral in _FILTERS.items():
-            value = getattr(body, name)
-            if value not in (None, neutral, -1):
-                yield f"{name} has no effect: at temperature {body.temperature or 0} the likeliest token is taken"
+        yield from _idle(body, _NOT_GREEDY, f"at temperature {body.temperature or 0} the likeliest token is taken")
+    if params.mirostat:
+        yield from _idle(body, FILTERS, "mirostat takes its place")
+    if params.samplers is not None:
+        yield from _idle(body, left_out(params.samplers), "samplers does not name what applies it")
     wide = [key for key, value in (body.logit_bias or {}).items() if abs(value) > LARGEST_BIAS]
     if wide:
         yield f"logit_bias of token {wide[0][:32]} was brought into the range of +-{LARGEST_BIAS:g}"
@@ -36,6 +30,12 @@ def notices(body: GenerationFields, params: SamplingParams, state: ServerState) 
         yield "truncation_side has no effect without truncate_prompt_tokens"
     if isinstance(body, ChatRequest):
         yield from _chat_notices(body, state)
+
+
+def _idle(body: GenerationFields, neutral: Mapping[str, float], why: str) -> Iterator[str]:
+    for name, off in neutral.items():
+        if getattr(body, name) not in (None, off, -1):
+            yield f"{name} has no effect: {why}"
 
 
 def _chat_notices(body: ChatRequest, state: ServerState) -> Iterator[str]:

@@ -24,6 +24,8 @@ _NOT_WITH_BEAMS: dict[str, object] = {
     "bad_words": None,
     "dry_multiplier": 0.0,
     "logits_rules": None,
+    "mirostat": 0,
+    "samplers": None,
 }
 
 
