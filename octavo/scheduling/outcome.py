@@ -135,7 +135,7 @@ class Outcome:
             return [output if report is None else replace(output, cache_report=report)]
         if draw is not None:
             self._offer(sequence, draw[1], now)
-        return [sequence.scored(prompt)] if prompt else []
+        return sequence.scored(prompt) if prompt else []
 
     def _append(
         self,

@@ -127,11 +127,13 @@ class SequenceState:
         """Clock readings so far; 0 where something did not happen."""
         return SequenceTimes(self.arrived, self.scheduled, self.first_token, self.last_token, self.preemptions)
 
-    def scored(self, prompt: tuple[TokenLogprobs, ...]) -> SequenceOutput:
-        """Prompt log-probabilities without a token."""
-        return SequenceOutput(
-            self.request.id, self.index, (), prompt_logprobs=prompt, num_cached_tokens=self.num_cached
-        )
+    def scored(self, prompt: tuple[TokenLogprobs, ...]) -> list[SequenceOutput]:
+        """Prompt log-probabilities without a token. Beams have one prompt, and each answer tells of it."""
+        streams = (self.index,) if self.request.beam is None else range(self.request.n)
+        return [
+            SequenceOutput(self.request.id, index, (), prompt_logprobs=prompt, num_cached_tokens=self.num_cached)
+            for index in streams
+        ]
 
     def finish(self, reason: FinishReason, error: str | None = None, index: int | None = None) -> SequenceOutput:
         """An end without a token. A beam ends every stream, so it tells which `index`."""

@@ -112,6 +112,24 @@ def test_a_streamed_echo_tells_all_of_a_prompt_that_is_scored_in_chunks(n: int) 
         assert len(text_choice(chunked, body | {"max_tokens": 0})["logprobs"]["tokens"]) == 400
 
 
+@pytest.mark.parametrize(("top", "prompt"), [(2, 0), (1, 3), (0, 2), (2, None), (None, 2)])
+def test_an_echo_and_prompt_logprobs_each_have_as_many_as_they_ask_for(
+    server: RunningServer, script: ScriptedClient, top: int | None, prompt: int | None
+) -> None:
+    script.script, script.tokens_per_step = say("x"), 1
+    body = {"prompt": "abcd", "echo": True, "logprobs": top, "prompt_logprobs": prompt, "max_tokens": 1}
+    (choice,) = post(server, TEXT, body).json()["choices"]
+    if top is None:
+        assert choice["logprobs"] is None
+    else:  # the drawn token is the second likeliest
+        counts = {len(named) for named in choice["logprobs"]["top_logprobs"][1:]}
+        assert counts == {{0: 1, 1: 2, 2: 2}[top]}
+    if prompt is None:
+        assert choice["prompt_logprobs"] is None
+    else:
+        assert {len(named) for named in choice["prompt_logprobs"][1:]} == {{0: 1, 2: 2, 3: 3}[prompt]}
+
+
 # --- calls that must be made ------------------------------------------------------------------------------------------
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

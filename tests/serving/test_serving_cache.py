@@ -160,6 +160,21 @@ def test_beam_search_gives_its_best_answers_in_order(server: RunningServer) -> N
     assert sum(greedy["logprobs"]["token_logprobs"]) <= sums[0]
 
 
+def test_every_beam_tells_the_scores_of_the_prompt(server: RunningServer) -> None:
+    body = {"max_tokens": 2, "n": 3, "use_beam_search": True, "echo": True, "logprobs": 1}
+    whole = complete(server, STORY, **body, prompt_logprobs=0).json()["choices"]
+    lines = complete(server, STORY, **body, stream=True).text.splitlines()
+    parts = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+    for choice in whole:
+        assert len(choice["prompt_logprobs"]) == len(STORY)
+        assert choice["prompt_logprobs"] == whole[0]["prompt_logprobs"]
+        assert len(choice["logprobs"]["tokens"]) == len(STORY) + 2
+        mine = [part for part in parts if part["index"] == choice["index"]]
+        assert "".join(part["text"] for part in mine) == choice["text"]
+        told = [token for part in mine if part["logprobs"] for token in part["logprobs"]["tokens"]]
+        assert told == choice["logprobs"]["tokens"]
+
+
 def test_beam_search_in_a_chat_and_streamed(server: RunningServer) -> None:
     body = {"n": 2, "use_beam_search": True, "length_penalty": 0.5, "early_stopping": True}
     whole = chat(server, STORY, **body).json()

@@ -103,7 +103,9 @@ def _params(body: CompletionRequest, state: ServerState, form: StructuredOutputs
         if body.min_tokens:
             raise InvalidRequestError(f"min_tokens must be at most max_tokens (0), got {body.min_tokens}", "min_tokens")
         limit = 1  # computed and thrown away: the prompt alone is wanted
-    prompt = top if body.echo and body.prompt_logprobs is None else body.prompt_logprobs
+    prompt = body.prompt_logprobs
+    if body.echo and top is not None and prompt != -1:
+        prompt = max(top, prompt or 0)
     return sampling_params(body, state, limit, logprobs=top, prompt_logprobs=prompt, structured_outputs=form)
 
 
@@ -165,7 +167,7 @@ class _Answer:
         if not self._only_prompt:
             text += part.text
             lists += self._built(index, part.logprobs)
-        wants_prompt = self._body.prompt_logprobs is not None
+        wanted = self._body.prompt_logprobs
         return CompletionChoice(
             index=index,
             text=text,
@@ -173,7 +175,7 @@ class _Answer:
             finish_reason="length" if self._only_prompt else part.finish_reason,
             stop_reason=None if self._only_prompt else part.stop_reason,
             token_ids=([] if self._only_prompt else part.token_ids) if self._body.return_token_ids else None,
-            prompt_logprobs=prompt_logprobs(part.prompt_logprobs, self._names) if wants_prompt else None,
+            prompt_logprobs=prompt_logprobs(part.prompt_logprobs, self._names, wanted) if wanted is not None else None,
             prompt_token_ids=list(self._job.requests[number].prompt_token_ids) if self._body.return_token_ids else None,
         )
 

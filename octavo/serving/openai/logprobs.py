@@ -137,14 +137,14 @@ def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
     return whole
 
 
-def prompt_logprobs(entries: Sequence[TokenLogprobs], names: TokenNames) -> list[Any]:
+def prompt_logprobs(entries: Sequence[TokenLogprobs], names: TokenNames, top: int = -1) -> list[Any]:
     """vLLM's form: null for the first token, then {token id: {logprob, rank, decoded_token}} a position."""
-    return [None, *(_named(entry, names) for entry in entries)]
+    return [None, *(_named(entry, names, top) for entry in entries)]
 
 
-def _named(entry: TokenLogprobs, names: TokenNames) -> dict[str, dict[str, Any]]:
+def _named(entry: TokenLogprobs, names: TokenNames, top: int) -> dict[str, dict[str, Any]]:
     named = {entry.token_ids[0]: (entry.logprobs[0], entry.rank)}
-    for rank, (token_id, value) in enumerate(_likeliest(entry, -1), 1):
+    for rank, (token_id, value) in enumerate(_likeliest(entry, top), 1):
         named.setdefault(token_id, (value, rank))
     return {
         str(token_id): {"logprob": max(value, _FLOOR), "rank": rank, "decoded_token": names.text(token_id)}
