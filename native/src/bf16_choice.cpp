@@ -103,12 +103,12 @@ __attribute__((noinline)) Vec16 by_floats(const uint32_t* a, const uint32_t* b, 
     const Int16 both = load_words(reinterpret_cast<const uint8_t*>(words));
     return bits_as_float(odd ? keep_bits(both, 0xffff0000u) : shift_right<-16>(both));
   };
+  float result[kLanes];
   const FlushSubnormals flush(true);
-  alignas(64) volatile float result[kLanes];
   const Vec16 odd = fma(load_part(a, true), load_part(b, true), load(sum));
-  store(const_cast<float*>(result), fma(load_part(a, false), load_part(b, false), odd));
-  asm volatile("" : : : "memory");
-  return load(const_cast<const float*>(result));
+  store(result, fma(load_part(a, false), load_part(b, false), odd));
+  asm volatile("" : : "r"(result) : "memory"); // computed by now
+  return load(result);
 }
 
 bool compare_bits() {
