@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from octavo.flow.sampling_params import defaults_from
+from octavo.flow.generation_config import defaults_from
 from octavo.outputs.answer.choose import choose_formats
 from octavo.serving.server import greeting
 from octavo.text.chat_template import ChatTemplate, TemplateLimits
