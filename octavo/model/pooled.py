@@ -11,7 +11,7 @@ from typing import Any, cast
 from octavo.config.pooling import PoolingWish
 from octavo.errors import CheckpointError, ConfigError, UnsupportedError
 from octavo.model.checkpoint.mapped import MappedFile
-from octavo.model.families.encoder import architecture_of
+from octavo.model.families.encoder import architecture_of, gguf_head
 from octavo.model.families.reader import ConfigReader
 from octavo.model.families.table import WeightTable, at
 from octavo.model.sentence_files import SentenceFiles, read_sentence_files
@@ -103,25 +103,34 @@ def pooled_model(opened: Checkpoint, wish: PoolingWish) -> PooledModel:
     return PooledModel(spec, table, pooler, sentence.files, tensors)
 
 
-def pooled_gguf(
-    metadata: Mapping[str, Any], config: Mapping[str, Any], spec: DecoderSpec, table: WeightTable, wish: PoolingWish
-) -> PooledModel | None:
-    """The model of a GGUF file, if it is pooled: when flags or its own pooling type say so.
+def pooled_gguf(opened: Checkpoint, metadata: Mapping[str, Any], wish: PoolingWish) -> PooledModel | None:
+    """The model of a GGUF file, if it is pooled: an encoder, or when flags or its own pooling type say so.
 
     Raises:
         ConfigError, UnsupportedError: a setting is wrong, or asks for what Octavo lacks.
     """
     kinds: dict[object, PoolingType] = {1: "mean", 2: "cls", 3: "last"}  # llama.cpp's numbers
     number = metadata.get(f"{metadata.get('general.architecture')}.pooling_type", 0)
-    asked = wish.runner == "pooling" or wish.convert in _CONVERTED
+    encoder = opened.spec.head is None
+    if wish.runner == "generate" and encoder:
+        raise UnsupportedError(f"{opened.directory} does not generate text; leave out --runner generate (--task)")
+    asked = encoder or wish.runner == "pooling" or wish.convert in _CONVERTED
     if wish.runner == "generate" or not (asked or number in kinds):
         return None
-    if wish.convert not in ("auto", "none", "embed"):
-        raise UnsupportedError("GGUF files can be made embedding models only (--convert embed)")
+    classes = encoder and "cls.output.weight" in opened.tensors and wish.convert != "embed"
+    if wish.convert not in ("auto", "none", "embed") and not classes:
+        raise UnsupportedError("this GGUF file has no classifier: it can be made an embedding model (--convert embed)")
     sentence = SentenceFiles(how=kinds.get(number))
-    spec = replace(spec, head=None)
-    table = replace(table, ignore=(*table.ignore, *(f"{name}.*" for name in table.model["head"].names)))
-    return PooledModel(spec, table, _pooler(config, spec, "embed", (), False, sentence, wish))
+    spec, table, labels = replace(opened.spec, head=None), opened.table, tuple[str, ...]()
+    unused = ["cls.*", "cls.output.*"] if encoder and not classes else []
+    if classes:
+        labels = _labels(opened.config)
+        spec = replace(spec, pooled_head=gguf_head(spec, opened.tensors, len(labels)))
+    elif not encoder:
+        unused = [f"{name}.*" for name in table.model["head"].names]
+    kind: PoolingKind = "classify" if classes else "embed"
+    pooler = _pooler(opened.config, spec, kind, labels, encoder, sentence, wish)
+    return PooledModel(spec, replace(table, ignore=(*table.ignore, *unused)), pooler)
 
 
 def _kind_of(config: Mapping[str, Any], wish: PoolingWish) -> PoolingKind:

@@ -219,7 +219,7 @@ def _open_gguf(path: Path, wish: PoolingWish, overrides: Mapping[str, Any]) -> M
     config = overridden(family.read_gguf_config(metadata, tensors), overrides)
     template = metadata.get("tokenizer.chat_template")
     spec, table = family.read_spec(config), family.GGUF_WEIGHTS
-    pooled = pooled_gguf(metadata, config, spec, table, wish)
+    pooled = pooled_gguf(Checkpoint(path, config, spec, table, family, tensors), metadata, wish)
     return ModelSource(
         path=path,
         family=family_name(family),

@@ -197,6 +197,8 @@ class _Planner:
             source, tensor = self._find(place, part, ".weight")
             if source is None or tensor is None:
                 continue
+            if rows == 1 and tensor.shape == (columns,):
+                tensor = replace(tensor, shape=(1, columns))  # GGUF files may leave out an axis of one
             shape = (columns, rows) if source.transpose else (rows + source.first_row, columns)
             if self._fits(tensor, shape) and self._usable(tensor, source):
                 cut = self._slices(source, tensor, rows, columns, self._pairs(place, part, source))

@@ -4,6 +4,7 @@ Reads a dict of the file's `tokenizer.ggml.*` keys: the file reader lives on a h
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from tokenizers import AddedToken, decoders
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer as LibraryBackend
 from tokenizers.models import BPE
 
 from octavo.errors import CheckpointError, UnsupportedError
-from octavo.text.pieces import add_tokens, byte_level_spelling, library_reads, sentencepiece_spelling
+from octavo.text.pieces import add_tokens, byte_level_spelling, library_reads, sentencepiece_spelling, spelling_of
 from octavo.text.pre_tokenizers import install, pre_tokenizer
 from octavo.text.sentencepiece_model import (
     CONTROL,
@@ -23,6 +24,8 @@ from octavo.text.sentencepiece_model import (
     sentencepiece_backend,
 )
 from octavo.text.tokenizer import LibraryTokenizer, TokenizerFacts, frame
+from octavo.text.unigram import unigram_backend
+from octavo.text.word_piece import BERT_SETTINGS, WordPieceRules, frame_pairs, unmarked, word_piece_backend
 
 _PREFIX = "tokenizer.ggml."
 _ROLES = {
@@ -31,6 +34,8 @@ _ROLES = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
     "sep_token": "seperator_token_id",  # the format spells it so
+    "cls_token": "cls_token_id",
+    "mask_token": "mask_token_id",
 }
 # Chat models end a turn with these; older files name only the end of text.
 _END_OF_TURN = frozenset(["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|end_of_turn|>"])
@@ -57,8 +62,12 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> LibraryTokenizer:
         return _byte_level(metadata, tokens, kinds)
     if kind == "llama":
         return _sentencepiece(metadata, tokens, kinds)
+    if kind == "bert":
+        return _word_piece(metadata, tokens, kinds)
+    if kind == "t5":
+        return _unigram(metadata, tokens, kinds)
     raise UnsupportedError(
-        f"GGUF tokenizer kind {kind!r} is not supported (gpt2 and llama are); name one with --tokenizer"
+        f"GGUF tokenizer kind {kind!r} is not supported (gpt2, llama, bert and t5 are); name one with --tokenizer"
     )
 
 
@@ -84,6 +93,9 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], kinds: Sequence[
         add_tokens(backend, [AddedToken(t, normalized=False, special=USER_DEFINED not in kind) for t in chosen])
     facts = _facts(metadata, tokens, kinds)
     _frame(backend, metadata, tokens, adds_bos=rule.adds_bos)
+    bos, eos = facts.special_tokens.get("bos_token"), facts.special_tokens.get("eos_token")
+    if metadata.get("general.architecture") == "bert" and bos is not None and eos is not None:  # RoBERTa
+        frame_pairs(backend, bos, eos, 2, types=False)
     return LibraryTokenizer(backend, byte_level_spelling(), facts)
 
 
@@ -94,6 +106,39 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], kinds: Sequen
     facts = _facts(metadata, tokens, kinds)
     _frame(backend, metadata, tokens, adds_bos=True)
     return LibraryTokenizer(backend, sentencepiece_spelling(add_space_prefix), facts)
+
+
+def _word_piece(metadata: Mapping[str, Any], tokens: list[str], kinds: Sequence[int]) -> LibraryTokenizer:
+    facts = _facts(metadata, tokens, kinds)
+    roles = {"cls_token": facts.special_tokens.get("bos_token", "[CLS]"), **BERT_SETTINGS, **facts.special_tokens}
+    special = [kind in (CONTROL, UNKNOWN) or token in roles.values() for token, kind in zip(tokens, kinds, strict=True)]
+    pieces = unmarked(tokens, special)
+    first = roles["cls_token"] if roles["cls_token"] in pieces else roles.get("bos_token", "")
+    lowercase: object = metadata.get(_PREFIX + "normalizer.lowercase")
+    if lowercase is None:  # of a vocabulary with capitals, they are meant
+        words = (
+            piece for piece, kind in zip(pieces, kinds, strict=True) if kind == NORMAL and not piece.startswith("[")
+        )
+        lowercase = not any(piece != piece.lower() for piece in words)
+    rules = WordPieceRules(first, roles["sep_token"], roles["unk_token"], bool(lowercase))
+    backend = word_piece_backend(pieces, rules, [token for token, own in zip(tokens, special, strict=True) if own])
+    return LibraryTokenizer(backend, spelling_of(backend), replace(facts, pieces=pieces))
+
+
+def _unigram(metadata: Mapping[str, Any], tokens: list[str], kinds: Sequence[int]) -> LibraryTokenizer:
+    scores = _numbers(metadata, "scores", len(tokens), (int, float))
+    prefix = bool(metadata.get(_PREFIX + "add_space_prefix", True))
+    given = cast("list[int]", metadata.get(_PREFIX + "precompiled_charsmap") or [])
+    charsmap = bytes(number & 255 for number in given)
+    extra = bool(metadata.get(_PREFIX + "remove_extra_whitespaces", True))
+    backend = unigram_backend(Pieces(tokens, list(map(float, scores)), kinds), charsmap, prefix, extra)
+    facts = _facts(metadata, tokens, kinds)
+    bos, eos = facts.special_tokens.get("bos_token"), facts.special_tokens.get("eos_token")
+    if bos is not None and eos is not None and metadata.get(_PREFIX + "add_bos_token", True):
+        frame_pairs(backend, bos, eos, 2, types=False)
+    else:
+        _frame(backend, metadata, tokens, adds_bos=False)
+    return LibraryTokenizer(backend, sentencepiece_spelling(prefix), facts)
 
 
 def _frame(backend: LibraryBackend, metadata: Mapping[str, Any], tokens: Sequence[str], adds_bos: bool) -> None:

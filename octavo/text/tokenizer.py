@@ -13,10 +13,8 @@ from tokenizers.processors import TemplateProcessing
 from octavo.errors import CheckpointError, InvalidRequestError
 from octavo.text.json_files import read_json_if_present
 from octavo.text.pieces import Spelling, add_tokens, library_reads, spelling_of
-from octavo.text.vocabulary_files import SpecialTokens, build_backend, tokenizer_json
+from octavo.text.vocabulary_files import SpecialTokens, build_backend, tokenizer_json, usual_settings
 
-# What Llama's directories leave unsaid.
-_SENTENCEPIECE_SETTINGS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
 _LONG_TEXT = 8192  # characters; the library holds Python's lock for as long as a text takes, unless it comes in a batch
 _MOST_IDS = 1 << 31
 _REPLACEMENT_MARGIN = 4  # normalization to composed characters shrinks a text by less than this
@@ -228,9 +226,9 @@ def _shared(room: int, first: int, second: int) -> tuple[int, int]:
 def load_tokenizer_file(path: Path, config: Mapping[str, Any] | None = None) -> LibraryTokenizer:
     """The tokenizer of a directory in Hugging Face layout (or of a tokenizer.json in one).
 
-    Reads tokenizer.json, or vocab.json + merges.txt, or tokenizer.model (SentencePiece), with tokenizer_config.json,
-    special_tokens_map.json and added_tokens.json beside it. `config` is the model's config.json: its eos and bos ids
-    hold where the tokenizer's files name none.
+    Reads tokenizer.json, or vocab.json + merges.txt, vocab.txt (WordPiece) or tokenizer.model (SentencePiece), with
+    tokenizer_config.json, special_tokens_map.json and added_tokens.json beside it. `config` is the model's config.json:
+    its eos and bos ids hold where the tokenizer's files name none.
 
     Raises:
         CheckpointError: no tokenizer there, or a damaged one.
@@ -243,11 +241,11 @@ def load_tokenizer_file(path: Path, config: Mapping[str, Any] | None = None) -> 
     }
     fast = tokenizer_json(directory, path)
     backend = build_backend(directory, fast, settings)
-    if fast is None and not (directory / "vocab.json").is_file():
-        settings = {**_SENTENCEPIECE_SETTINGS, **settings}
+    if fast is None:
+        settings = {**usual_settings(directory, settings), **settings}
     special = SpecialTokens.read(settings)
     _add_listed_tokens(backend, settings, special, read_json_if_present(directory / "added_tokens.json"))
-    if fast is None:
+    if fast is None and backend.post_processor is None:
         # As in transformers 5: a tokenizer.json decides alone, whatever tokenizer_config.json says.
         _set_affixes(backend, settings, special)
     model = config or {}

@@ -13,8 +13,11 @@ from octavo.errors import CheckpointError, UnsupportedError
 from octavo.text.json_files import read_json_if_present
 from octavo.text.pieces import add_tokens, library_reads
 from octavo.text.sentencepiece_model import read_sentencepiece, sentencepiece_backend
+from octavo.text.word_piece import BERT_SETTINGS, MPNET_SETTINGS, read_vocabulary, rules_of, word_piece_backend
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# What Llama's directories leave unsaid.
+_SENTENCEPIECE_SETTINGS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
 _END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token, in directories that name none
 
 
@@ -58,13 +61,15 @@ def build_backend(directory: Path, fast: Path | None, settings: Mapping[str, Any
         return _from_tokenizer_json(fast)
     if (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
         return _from_vocab_and_merges(directory, settings)
+    if (directory / "vocab.txt").is_file():
+        return _from_vocab_txt(directory, settings)
     if (directory / "tokenizer.model").is_file():
         return _from_sentencepiece(directory / "tokenizer.model", settings)
     others = sorted(p.name for p in directory.glob("*.tiktoken")) if directory.is_dir() else []
     if others:
         raise UnsupportedError(f"{directory}: {others[0]} is not supported; add a tokenizer.json to the directory")
     raise CheckpointError(
-        f"no tokenizer in {directory}: looked for tokenizer.json, vocab.json + merges.txt, tokenizer.model"
+        f"no tokenizer in {directory}: looked for tokenizer.json, vocab.json + merges.txt, vocab.txt, tokenizer.model"
     )
 
 
@@ -103,6 +108,22 @@ def _from_vocab_and_merges(directory: Path, settings: Mapping[str, Any]) -> Libr
     if _END_OF_TEXT in vocab and not SpecialTokens.read(settings).contents:
         add_tokens(backend, [AddedToken(_END_OF_TEXT, normalized=False, special=True)])
     return backend
+
+
+def _from_vocab_txt(directory: Path, settings: Mapping[str, Any]) -> LibraryBackend:
+    """BERT style: WordPiece as a list of pieces."""
+    special = SpecialTokens.read({**usual_settings(directory, settings), **settings})
+    rules = rules_of(settings, special.tokens)
+    return word_piece_backend(read_vocabulary(directory / "vocab.txt"), rules, special.contents)
+
+
+def usual_settings(directory: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a tokenizer without a tokenizer.json has where its settings are silent, by the files that make it."""
+    if (directory / "vocab.json").is_file():
+        return {}
+    if (directory / "vocab.txt").is_file():
+        return MPNET_SETTINGS if "MPNet" in str(settings.get("tokenizer_class")) else BERT_SETTINGS
+    return _SENTENCEPIECE_SETTINGS
 
 
 def _from_sentencepiece(path: Path, settings: Mapping[str, Any]) -> LibraryBackend:

@@ -254,6 +254,7 @@ def test_the_catalog_lists_every_family_once():
         "distilbert",
         "modernbert",
         "mpnet",
+        "nomic_bert",
     ]
     assert [family_name(family) for family in FAMILIES] == names
     assert len(TABLE) == sum(len(family.ARCHITECTURES) for family in FAMILIES)

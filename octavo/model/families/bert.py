@@ -7,9 +7,14 @@ google-bert/bert-base-uncased and sentence-transformers/all-MiniLM-L6-v2.
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.errors import UnsupportedError
-from octavo.model.families.common import GGUF_NAMES
-from octavo.model.families.encoder import IGNORED, architecture_of, bert_like, classifier
+from octavo.model.families.encoder import (
+    GGUF_ENCODER_NAMES,
+    IGNORED,
+    architecture_of,
+    bert_like,
+    classifier,
+    gguf_encoder_config,
+)
 from octavo.model.families.table import WeightTable, at
 from octavo.ops.weight import StoredTensor
 from octavo.spec.decoder import DecoderSpec, DenseSpec
@@ -21,7 +26,7 @@ ARCHITECTURES = (
     "BertForSequenceClassification",
     "BertForTokenClassification",
 )
-GGUF_ARCHITECTURES: tuple[str, ...] = ()
+GGUF_ARCHITECTURES = ("bert",)  # RoBERTa and DistilBERT, too: their differences are gone from such files
 
 LAYER_NAMES = {
     "mixer.q": at("{p}encoder.layer.{i}.attention.self.query"),
@@ -46,7 +51,7 @@ WEIGHTS = WeightTable(
     prefixes=("", "bert."),
     ignore=IGNORED,
 )
-GGUF_WEIGHTS = GGUF_NAMES
+GGUF_WEIGHTS = GGUF_ENCODER_NAMES
 
 
 def read_spec(config: Mapping[str, Any]) -> DecoderSpec:
@@ -60,5 +65,5 @@ def read_head(config: Mapping[str, Any], spec: DecoderSpec, labels: int) -> tupl
 
 
 def read_gguf_config(metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> dict[str, Any]:
-    """GGUF files of encoders are not read."""
-    raise UnsupportedError("GGUF files of encoders are not supported; use safetensors")
+    """GGUF metadata in the words of config.json."""
+    return gguf_encoder_config(metadata, tensors, "BertModel")

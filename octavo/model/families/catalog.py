@@ -17,6 +17,7 @@ from octavo.model.families import (
     llama4,
     modernbert,
     mpnet,
+    nomic_bert,
     opt,
     qwen2,
     qwen3,
@@ -45,7 +46,7 @@ FAMILIES = cast(
     tuple[Family, ...],
     (
         *(llama, qwen2, qwen3, gemma3, granite, opt, gpt2, deepseek, lfm2, granite_hybrid, llama4),
-        *(bert, roberta, distilbert, modernbert, mpnet),
+        *(bert, roberta, distilbert, modernbert, mpnet, nomic_bert),
     ),
 )
 

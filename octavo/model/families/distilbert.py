@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.model.families import bert
-from octavo.model.families.common import GGUF_NAMES, MAX_LAYERS
-from octavo.model.families.encoder import IGNORED, architecture_of, classifier, post_norm_encoder
+from octavo.model.families.common import MAX_LAYERS
+from octavo.model.families.encoder import GGUF_ENCODER_NAMES, IGNORED, architecture_of, classifier, post_norm_encoder
 from octavo.model.families.reader import ConfigReader
 from octavo.model.families.table import WeightTable, at
 from octavo.spec.decoder import DecoderSpec, DenseMlpSpec, DenseSpec, EmbeddingSpec, NormSpec
@@ -43,7 +43,7 @@ WEIGHTS = WeightTable(
     prefixes=("", "distilbert."),
     ignore=(*IGNORED, "vocab_*"),
 )
-GGUF_WEIGHTS = GGUF_NAMES
+GGUF_WEIGHTS = GGUF_ENCODER_NAMES
 read_gguf_config = bert.read_gguf_config
 
 

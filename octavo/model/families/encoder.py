@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from octavo.errors import CheckpointError
-from octavo.model.families.common import MAX_LAYERS
+from octavo.model.families.common import MAX_LAYERS, gguf_config
 from octavo.model.families.reader import ConfigReader
+from octavo.model.families.table import WeightTable, at
+from octavo.ops.weight import StoredTensor
 from octavo.spec.decoder import (
     Activation,
     AttentionSpec,
@@ -17,6 +19,29 @@ from octavo.spec.decoder import (
     EmbeddingSpec,
     LayerSpec,
     NormSpec,
+)
+
+GGUF_ENCODER_NAMES = WeightTable(
+    model={
+        "embed": at("token_embd"),
+        "positions": at("position_embd"),
+        "token_types": at("token_types"),
+        "embed_norm": at("token_embd_norm"),
+        "pooler.dense": at("cls"),
+        "pooler.out": at("cls.output"),
+    },
+    layer={
+        "mixer.q": at("blk.{i}.attn_q"),
+        "mixer.k": at("blk.{i}.attn_k"),
+        "mixer.v": at("blk.{i}.attn_v"),
+        "mixer.qkv": at("blk.{i}.attn_qkv"),
+        "mixer.out": at("blk.{i}.attn_output"),
+        "mixer.after_norm": at("blk.{i}.attn_output_norm"),
+        "mlp.gate": at("blk.{i}.ffn_gate"),
+        "mlp.up": at("blk.{i}.ffn_up"),
+        "mlp.down": at("blk.{i}.ffn_down"),
+        "mlp.after_norm": at("blk.{i}.layer_output_norm"),
+    },
 )
 
 # Of masks that older files store, and of heads that predict words or whether a sentence follows.
@@ -97,10 +122,45 @@ def bert_like(config: Mapping[str, Any], *, dropped: int, types: int) -> Decoder
         width,
         positions=positions,
         norm=norm,
-        token_types=read.size("type_vocab_size", types),
+        token_types=read.whole("type_vocab_size", types) or None,
     )
     layers = read.size("num_hidden_layers", 12, most=MAX_LAYERS)
     return post_norm_encoder(read, mlp, read.size("num_attention_heads", 12), layers, embedding)
+
+
+def gguf_encoder_config(
+    metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor], architecture: str
+) -> dict[str, Any]:
+    """The metadata of an encoder's GGUF file in the words of config.json, as llama.cpp's converter writes it.
+
+    Raises:
+        CheckpointError: tensors are missing.
+    """
+    arch = str(metadata["general.architecture"])
+    config = gguf_config(metadata, tensors)
+    types, positions = tensors.get("token_types.weight"), tensors.get("position_embd.weight")
+    config |= {
+        "architectures": [architecture],
+        "layer_norm_eps": config.get("layer_norm_epsilon", 1e-12),
+        # One type may be stored as a vector.
+        "type_vocab_size": 0 if types is None else types.shape[0] if len(types.shape) > 1 else 1,
+    }
+    if positions is not None:
+        config["max_position_embeddings"] = positions.shape[0]
+    classes = tensors.get("cls.output.weight")
+    if classes is not None:
+        names: object = metadata.get(f"{arch}.classifier.output_labels")
+        count = classes.shape[0] if len(classes.shape) > 1 else 1
+        listed = cast(list[Any], names) if isinstance(names, list) and len(cast(list[Any], names)) == count else []
+        labels = [str(name) for name in listed] or [f"LABEL_{number}" for number in range(count)]
+        config["id2label"] = {str(number): label for number, label in enumerate(labels)}
+    return config
+
+
+def gguf_head(spec: DecoderSpec, tensors: Mapping[str, StoredTensor], labels: int) -> tuple[DenseSpec, ...]:
+    """The head of a classifier in a GGUF file: the dense layer is there if the model has one."""
+    out = DenseSpec("out", labels, bias="cls.output.bias" in tensors)
+    return (DenseSpec("dense", spec.hidden, tanh=True), out) if "cls.weight" in tensors else (out,)
 
 
 def classifier(

@@ -9,8 +9,8 @@ from typing import Any
 
 from octavo.errors import CheckpointError
 from octavo.model.families import bert
-from octavo.model.families.common import GGUF_NAMES, MAX_LAYERS, layer_kinds
-from octavo.model.families.encoder import IGNORED
+from octavo.model.families.common import MAX_LAYERS, layer_kinds
+from octavo.model.families.encoder import GGUF_ENCODER_NAMES, IGNORED
 from octavo.model.families.reader import ConfigReader
 from octavo.model.families.rope import read_rope
 from octavo.model.families.table import WeightTable, at
@@ -54,7 +54,7 @@ WEIGHTS = WeightTable(
     prefixes=("", "model."),
     ignore=(*IGNORED, "head.*", "decoder.*"),
 )
-GGUF_WEIGHTS = GGUF_NAMES
+GGUF_WEIGHTS = GGUF_ENCODER_NAMES
 read_gguf_config = bert.read_gguf_config
 
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.model.families import bert
-from octavo.model.families.common import GGUF_NAMES
-from octavo.model.families.encoder import IGNORED, architecture_of, bert_like, classifier
+from octavo.model.families.encoder import GGUF_ENCODER_NAMES, IGNORED, architecture_of, bert_like, classifier
 from octavo.model.families.reader import ConfigReader
 from octavo.model.families.table import WeightTable, at
 from octavo.spec.decoder import DecoderSpec, DenseSpec
@@ -35,7 +34,7 @@ WEIGHTS = WeightTable(
     prefixes=("", "roberta."),
     ignore=IGNORED,
 )
-GGUF_WEIGHTS = GGUF_NAMES
+GGUF_WEIGHTS = GGUF_ENCODER_NAMES
 read_gguf_config = bert.read_gguf_config
 
 
