@@ -147,7 +147,7 @@ class LibraryTokenizer:
             InvalidRequestError: the text is not valid Unicode.
         """
         try:
-            encoded = self._backend.encode(text, add_special_tokens=False)
+            (encoded,) = self._backend.encode_batch([text], add_special_tokens=False)
         except (UnicodeEncodeError, TypeError):
             raise InvalidRequestError("the text is not valid Unicode: it has a lone surrogate", "prompt") from None
         if len(encoded.ids) <= tokens:
