@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kTaskBytes = 1 << 16; // of weights, that are worth a task of their own
 constexpr int kTileStep = 12;           // blocks of rows are multiples of it
+constexpr int kPartsAThread = 16;       // tasks a thread, if there are as many blocks of rows
 
 struct Product {
   const OctavoSegment* segments;
@@ -141,7 +142,15 @@ int64_t all_strips(const Product& product, int widest) {
   return count;
 }
 
-void run_strip(Team& team, int thread, const Product& product, int widest, int64_t index, int64_t row, int rows) {
+// Rows of a task: blocks of `height`, one after the other, while the strip's weights are near.
+struct RowRange {
+  int64_t first, last;
+  int64_t height;
+};
+
+// further: how many strips after this one the thread's next task likely is.
+void run_strip(Team& team, int thread, const Product& product, int widest, int64_t index, const RowRange& range,
+               int64_t further) {
   int64_t first_output = product.first_output;
   int s = 0;
   for (;; ++s) {
@@ -151,18 +160,32 @@ void run_strip(Team& team, int thread, const Product& product, int widest, int64
     first_output += product.segments[s].rows;
   }
   const OctavoSegment& segment = product.segments[s];
-  const StripRange range = strip_of(panel_count(segment.rows), widest, index);
+  const StripRange at = strip_of(panel_count(segment.rows), widest, index);
   constexpr int kTotals = kMostCodedRows * kMostPanels * kLanes;
   float* total = team.scratch(thread, kTotals + kScratchFloats);
-  Strip strip = strip_at(segment, range.panel);
-  strip.cold = row == 0;
-  const int64_t ahead = range.panel + int64_t{range.panels} * team.threads(); // the others take those between
-  if (ahead < panel_count(segment.rows)) strip.next = strip.panels + (ahead - range.panel) * strip.layout.bytes;
-  linear_kernel(segment.format, product.coding)
-      .many(strip, range.panels, product.in, product.first_input + row, rows, total,
-            total + kTotals);
-  for (int r = 0; r < rows; ++r)
-    finish_row(product, segment, first_output, range.panel, range.panels, row + r, total + r * range.panels * kLanes);
+  const ManyRows many = linear_kernel(segment.format, product.coding).many;
+  Strip strip = strip_at(segment, at.panel);
+  const int64_t ahead = at.panel + at.panels * further;
+  for (int64_t row = range.first; row < range.last; row += range.height) {
+    const int64_t left = range.last - row;
+    const int rows = static_cast<int>(left < range.height ? left : range.height);
+    strip.cold = row == range.first;
+    strip.next = further && left <= range.height && ahead < panel_count(segment.rows)
+                     ? strip.panels + (ahead - at.panel) * strip.layout.bytes
+                     : nullptr;
+    strip.out = product.out + row * product.width + first_output + at.panel * kLanes;
+    strip.out_stride = product.width;
+    many(strip, at.panels, product.in, product.first_input + row, rows, total, total + kTotals);
+    const bool plain = !product.bias && !product.residual && (at.panel + at.panels) * kLanes <= segment.rows;
+    for (int r = 0; r < rows; ++r) {
+      const float* from = total + r * at.panels * kLanes;
+      if (plain)
+        memcpy(product.out + (row + r) * product.width + first_output + at.panel * kLanes, from,
+               static_cast<size_t>(at.panels * kLanes) * sizeof(float));
+      else
+        finish_row(product, segment, first_output, at.panel, at.panels, row + r, from);
+    }
+  }
 }
 
 DenseProduct dense_product(const Product& product, int64_t set) {
@@ -189,10 +212,16 @@ void many_rows(Team& team, const Product& product) {
   dense_rows(team, dense_product(product, 0));
   int widest = kWidestMany; // narrower strips when there would be too few to share evenly
   while (widest > 1 && team.threads() > 1 && all_strips(product, widest) * blocks < 6 * team.threads()) widest /= 2;
-  team.parallel(all_strips(product, widest) * blocks, [&](int64_t task, int thread) {
-    const int64_t row = task % blocks * height;
+  const int64_t strips = all_strips(product, widest);
+  int64_t parts = 1; // of the rows, that are tasks of their own: so many that threads end at about the same time
+  while (parts < blocks && team.threads() > 1 && strips * parts < kPartsAThread * team.threads()) ++parts;
+  const int64_t tall = (blocks + parts - 1) / parts * height;
+  parts = (product.rows + tall - 1) / tall;
+  team.parallel(strips * parts, [&](int64_t task, int thread) {
+    const int64_t row = task % parts * tall, index = task / parts;
     const int64_t left = product.rows - row;
-    run_strip(team, thread, product, widest, task / blocks, row, static_cast<int>(left < height ? left : height));
+    run_strip(team, thread, product, widest, index, {row, row + (left < tall ? left : tall), height},
+              (task + team.threads()) / parts - index);
   });
 }
 
@@ -224,7 +253,7 @@ Product head_product(const Product& all, int64_t head, int64_t width) {
 void run_head(Team& team, int thread, const Product& product, int64_t row, int64_t rows) {
   const int64_t panels = panel_count(product.segments[0].rows);
   for (int64_t strip = 0; strip < strip_count(panels, kWidestMany); ++strip)
-    run_strip(team, thread, product, kWidestMany, strip, row, static_cast<int>(rows));
+    run_strip(team, thread, product, kWidestMany, strip, {row, row + rows, rows}, 1);
 }
 
 // --- segments that take the inputs in an order of their own ---

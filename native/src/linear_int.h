@@ -193,8 +193,8 @@ template <int Number>
 Ahead ahead_of(const Strip& strip, int panels, int64_t next, int64_t units, int run, int spots) {
   constexpr int kLow = format_of(Number).low_bits; // a unit's lines
   Ahead ahead;
-  if (!strip.cold) return ahead;
-  ahead.first = next < units ? strip.panels + next * 64 * kLow : strip.next;
+  ahead.first = next >= units ? strip.next : strip.cold ? strip.panels + next * 64 * kLow : nullptr;
+  if (!ahead.first) return ahead;
   ahead.stride = strip.layout.bytes;
   while ((1 << ahead.lines) < run * kLow) ++ahead.lines;
   ahead.most = panels << ahead.lines;
@@ -225,7 +225,8 @@ void many_int_rows(const Strip& strip, int panels, const LinearInputs& in, int64
     const IntInputs<Number, C> from(in, row, first);
     const Ahead ahead = ahead_of<Number>(strip, panels, first + kRun, units, kRun, tiles * count);
     const IntTile tile{codes, count,     from.codes,  in.layout.rows, scales, mins,
-                       from.scales, from.sums, from.starts, total, ahead};
+                       from.scales, from.sums, from.starts, total, ahead,
+                       first + kRun >= units ? strip.out : nullptr, strip.out_stride};
     run_int_tile<C, Is::f.group, Is::f.mins, Is::kOffset != 0, Is::kSigned, Is::kShort>(tile, rows, panels);
   }
 }

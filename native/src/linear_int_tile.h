@@ -35,6 +35,8 @@ struct IntTile {
   const int32_t* starts;     // likewise
   float* total;              // [rows][panels][16]
   Ahead ahead;
+  const float* out; // where results of the rows will be written, rows out_stride apart; null: not soon
+  int64_t out_stride;
 };
 
 template <Coding C, int Group, bool Mins, bool Starts, bool Signed, bool Short>

@@ -86,6 +86,13 @@ inline void fetch(const Ahead& ahead, int unit) {
     __builtin_prefetch(ahead.first + (line >> ahead.lines) * ahead.stride + (line & mask) * 64, 0, 2);
 }
 
+// The lines that a tile's results will be written to: a row's are far from the next one's, and few stores can wait.
+inline void fetch_results(const IntTile& t, int rows, int panels) {
+  if (!t.out) return;
+  for (int r = 0; r < rows; ++r)
+    for (int p = 0; p < panels; ++p) __builtin_prefetch(t.out + r * t.out_stride + p * kLanes, 1, 2);
+}
+
 // Parts of a span and totals in memory: where a span is many products long.
 template <Coding C, IntTileKind const& Kind, int Rows, int Panels> struct StoredTile {
   using Sums = IntSums<C, Kind, Rows, Panels>;
@@ -231,11 +238,13 @@ template <Coding C, IntTileKind const& Kind> IntTile skip_rows(IntTile t, int ro
   if (Kind.starts) t.starts += rows;
   t.total += rows * panels * kLanes;
   t.ahead.next += t.units * t.ahead.each;
+  if (t.out) t.out += rows * t.out_stride;
   return t;
 }
 
 template <Coding C, IntTileKind const& Kind, int Rows, int Panels>
 __attribute__((noinline)) void run_one(const IntTile& tile) {
+  fetch_results(tile, Rows, Panels);
   if constexpr (first_sum(C) != 0)
     HeldTile<C, Kind, Rows, Panels>{tile}.run();
   else

@@ -31,7 +31,7 @@ constexpr int64_t dense_group(int64_t cols) {
 }
 
 constexpr int kMostRows = 60;                // of one call
-constexpr int kMostCodedRows = 72;           // likewise, with coded inputs
+constexpr int kMostCodedRows = 216;          // likewise, with coded inputs: a strip's codes are written out for them
 constexpr int kScratchUnits = kCodeRun / kUnit; // whose codes are written out at once for such
 constexpr int kScratchFloats = kMostPanels * kScratchUnits * (kUnit / 2 + 4) * kLanes; // for codes, scales and mins
 
@@ -59,6 +59,8 @@ struct Strip {
   PanelLayout layout;
   bool cold = false;             // not read just now: what follows is fetched ahead
   const uint8_t* next = nullptr; // the panels that this thread will likely read next, or null
+  const float* out = nullptr;    // where the rows' results will be written, or null
+  int64_t out_stride = 0;        // how far rows are apart there
 };
 
 // total: [rows][panels][16]; rows and panels are the kernel's own

@@ -116,7 +116,6 @@ void prepare_row(const Needs& needs, const float* x, const RowLayout& layout, in
   }
   if (needs.sums16) sum_groups(x, 16, layout, row, to.sums16);
   if (needs.sums32) sum_groups(x, 32, layout, row, to.sums32);
-  if (needs.coding != Coding::none) quantize_row(x, needs.coding, layout, row, to.coded);
 }
 
 // Rows in tiles for dense products of many rows.
@@ -173,6 +172,11 @@ LinearInputs prepare(Team& team, const Needs& needs, const float* x, const RowLa
   const Prepared to = lay_out(needs, layout, memory);
   const auto prepare_rows = [&](int64_t begin, int64_t end, int) {
     for (int64_t row = begin; row < end; ++row) prepare_row(needs, x + row * cols, layout, row, to);
+    if (needs.coding == Coding::none) return;
+    for (int64_t row = begin; row < end; row += kQuantizedRows) {
+      const int count = static_cast<int>(end - row < kQuantizedRows ? end - row : kQuantizedRows);
+      quantize_rows(x + row * cols, needs.coding, layout, row, count, to.coded);
+    }
   };
   if (layout.in_runs && to.exact)
     prepare_tiles(team, x, layout, sets, kDenseTall, TileWords::exact, cols, to.exact);
@@ -184,7 +188,7 @@ LinearInputs prepare(Team& team, const Needs& needs, const float* x, const RowLa
   if (by_rows && rows * cols <= kWorthSharing)
     prepare_rows(0, rows, 0);
   else if (by_rows)
-    team.parallel_ranges(rows, 1, prepare_rows);
+    team.parallel_ranges(rows, needs.coding != Coding::none && layout.in_runs ? kQuantizedRows : 1, prepare_rows);
   if (to.values) in.values = to.values;
   in.tiled = to.exact;
   if (bf16_in_pairs())

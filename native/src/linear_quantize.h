@@ -73,6 +73,10 @@ struct CodedInputs {
   int32_t first_sum;            // 0 or kRaisedBits
 };
 
-void quantize_row(const float* x, Coding coding, const RowLayout& layout, int64_t row, const CodedInputs& out);
+constexpr int kQuantizedRows = 8; // at once: numbers of a group of several rows stand together
+
+// x: the first of `count` rows, at most kQuantizedRows, one after the other.
+void quantize_rows(const float* x, Coding coding, const RowLayout& layout, int64_t row, int count,
+                   const CodedInputs& out);
 
 } // namespace octavo
