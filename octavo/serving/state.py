@@ -1,7 +1,7 @@
 """What the handlers share: the engine, the text side of the model, names and limits; and whether it is admitting."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -119,6 +119,15 @@ class ServerState:
         """
         if self.draining:
             raise EngineDeadError("the server is shutting down and takes no new requests")
+
+    def check_strict(self, warnings: Sequence[str]) -> None:
+        """Refuse a request of which something has no effect, where the server is strict.
+
+        Raises:
+            InvalidRequestError: the first of these warnings.
+        """
+        if warnings and self.config.strict_requests:
+            raise InvalidRequestError(f"{warnings[0]} (the server is strict: --strict-requests)")
 
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not served; no name means the one there is.

@@ -42,7 +42,9 @@ from octavo.serving.nested import ANTHROPIC
 from octavo.serving.openai.chat import open_chat, render
 from octavo.serving.openai.chat_choice import ChoiceOptions
 from octavo.serving.openai.generation import AnswerParts, Job, check_generation, error_in, gather, read_fields
+from octavo.serving.openai.notices import template_notices
 from octavo.serving.openai.schema import BodyReader, refuse_fields
+from octavo.serving.openai.tools import unshown
 from octavo.serving.state import state_of
 from octavo.serving.stream import EventStream, named_event, until_disconnect
 
@@ -75,13 +77,15 @@ async def count_tokens(request: Request) -> Response:
     state.check_model(body.model)
     chat, said = chat_request(body, state)
     refuse_fields(chat)
+    warnings += [*said, *unshown(state, bool(chat.tools)), *template_notices(state, chat.chat_template_kwargs)]
+    state.check_strict(warnings)
     text = await render(request, state, chat)
     if len(text) > MAX_TOKENIZED:
         raise InvalidRequestError(
             f"a text of {len(text)} characters; at most {MAX_TOKENIZED} are tokenized", "messages"
         )
     tokens = await until_disconnect(request.receive, asyncio.to_thread(state.tokenizer.encode, text, False))
-    return json_response(TokenCount(len(tokens), (warnings + said) or UNSET))
+    return json_response(TokenCount(len(tokens), warnings or UNSET))
 
 
 def _failed(error: Exception) -> bytes:

@@ -103,7 +103,9 @@ def _thinking(body: CountTokensRequest, state: ServerState, warnings: list[str])
             f"thinking.type must be 'enabled', 'disabled' or 'adaptive', got {str(kind)[:32]!r}", "thinking"
         )
     # The name that Qwen's, DeepSeek's and Granite's templates have for it; others do not read it.
-    fields["chat_template_kwargs"].setdefault("enable_thinking", kind != "disabled")
+    template = state.inputs.chat_template
+    if template is not None and template.mentions("enable_thinking"):
+        fields["chat_template_kwargs"].setdefault("enable_thinking", kind != "disabled")
     if kind == "disabled":
         return fields
     budget = wanted.get("budget_tokens")

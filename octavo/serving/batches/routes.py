@@ -42,8 +42,7 @@ async def create(request: Request) -> Response:
     data = await read_body(request, state.max_body_bytes)
     check_depth(data)
     body, warnings = _READER.read(data)
-    if warnings and state.config.strict_requests:
-        raise InvalidRequestError(f"{warnings[0]} (the server is strict: --strict-requests)")
+    state.check_strict(warnings)
     seconds = _check(request, body)
     tenant, now = tenant_of(request, None), time.time()
     found = await state.files.call(lambda store: store.file(body.input_file_id, tenant))

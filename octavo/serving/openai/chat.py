@@ -117,6 +117,8 @@ def _render(state: ServerState, body: Any) -> str:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
     if body.tools:
         variables.setdefault("tools", body.tools)
+    if getattr(body, "documents", None):
+        variables.setdefault("documents", body.documents)
     return state.inputs.render(
         body.messages,
         # Asking to continue says that no new turn is wanted; only asking for both is a contradiction.

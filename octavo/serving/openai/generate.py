@@ -42,7 +42,14 @@ async def generate(request: Request) -> Response:
     form, said = read_form(body)
     params = more_drawn(sampling_params(body, state, body.max_tokens, structured_outputs=form), body)
     reading = Reading(warnings=warnings + said, longest=default_length(state, body.max_tokens, _DEFAULT_MAX_TOKENS))
-    job = await open_job(request, state, body, [(body.prompt, {})], params, reading)
+    job = await open_job(
+        request,
+        state,
+        body,
+        [(body.prompt, {"add_special_tokens": body.add_special_tokens is not False})],
+        params,
+        reading,
+    )
     if not body.stream:
         parts = best_of(await until_disconnect(request.receive, gather(job)), job, body.n or 1)
         texts = [body.prompt + part.text for part in parts]

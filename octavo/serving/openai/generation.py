@@ -206,8 +206,7 @@ async def open_job(
     tenant, deadlines = tenant_of(request, body.user), read_deadlines(body)
     wished = [with_wishes(item, beam, wish, state.engine.info.pin_tokens) for item in prepared]
     said = [*reading.warnings, *notices(body, params, state), *(text for _, texts in wished for text in texts)]
-    if said and state.config.strict_requests:
-        raise InvalidRequestError(f"{said[0]} (the server is strict: --strict-requests)")
+    state.check_strict(said)
     owned = {"tenant": tenant, "tenant_weight": record.owner.weight, "lag": record.lag}
     requests = [replace(item, **owned, **deadlines) for item, _ in wished]
     tally = Tally(sum(len(item.prompt_token_ids) for item in requests), state.config.enable_prompt_tokens_details)

@@ -124,7 +124,7 @@ class ChatRequest(GenerationFields, kw_only=True):
     tool_choice: str | JsonObject | None = None
     functions: Any = None
     function_call: Any = None
-    documents: Any = None
+    documents: list[JsonObject] | None = None
     modalities: list[str] | None = None
     audio: Any = None
     parallel_tool_calls: bool | None = None
@@ -182,7 +182,6 @@ _UNSUPPORTED: dict[str, str] = {
     "media_io_kwargs": "images, audio and video",
     "prompt_embeds": "prompt embeddings",
     "functions": "the old form of tools (use tools and tool_choice)",
-    "documents": "documents",
     "audio": "audio",
     "chat_template": "a chat template in the request (start the server with --chat-template)",
 }

@@ -11,7 +11,9 @@ from octavo.serving.errors import json_response
 from octavo.serving.limits import MAX_TOKENIZED, check_depth, read_body
 from octavo.serving.openai.answers import Detokenized, Tokenized
 from octavo.serving.openai.chat import render
+from octavo.serving.openai.notices import template_notices
 from octavo.serving.openai.schema import BodyReader, DetokenizeRequest, TokenizeRequest, refuse_fields
+from octavo.serving.openai.tools import unshown
 from octavo.serving.state import state_of
 
 _TOKENIZE = BodyReader(TokenizeRequest)
@@ -31,7 +33,9 @@ async def tokenize(request: Request) -> Response:
     if body.prompt is not None:
         text, special = body.prompt, body.add_special_tokens is not False
     else:
+        warnings += [*unshown(state, bool(body.tools)), *template_notices(state, body.chat_template_kwargs)]
         text, special = await render(request, state, body), bool(body.add_special_tokens)
+    state.check_strict(warnings)
     if len(text) > MAX_TOKENIZED:
         raise InvalidRequestError(f"a text of {len(text)} characters; at most {MAX_TOKENIZED} are tokenized", "prompt")
     tokens = await asyncio.to_thread(state.tokenizer.encode, text, special)
@@ -45,6 +49,7 @@ async def detokenize(request: Request) -> Response:
     data = await read_body(request, state.max_body_bytes)
     body, warnings = _DETOKENIZE.read(data)
     state.check_model(body.model)
+    state.check_strict(warnings)
     most = state.tokenizer.vocab_size - 1
     if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) <= most:
         wrong = next(token for token in body.tokens if not 0 <= token <= most)

@@ -58,13 +58,19 @@ def read_tool_use(body: ChatRequest, state: ServerState) -> tuple[ToolUse, list[
     formats = state.formats
     if choice == "auto":
         _check_auto(state)
-    if tools and choice != "none" and not formats.shows_tools:
-        warnings.append("the model's chat template does not show it the tools: --chat-template")
+    warnings += unshown(state, bool(tools) and choice != "none")
     strict = frozenset(name for name, function in _functions(body) if function.get("strict"))
     use = ToolUse(tools, choice, body.parallel_tool_calls is not False and named is None, strict)
     if strict and choice == "auto" and not use.guards(formats.tools):
         warnings.append("tools: strict has no effect on calls in this model's format, unless a call is required")
     return use, warnings
+
+
+def unshown(state: ServerState, tools: bool) -> list[str]:
+    """What is to be said where tools are given and the model never learns of them."""
+    if not tools or state.formats.shows_tools:
+        return []
+    return ["tools: the model's chat template does not show it the tools: --chat-template"]
 
 
 def shape_of(body: ChatRequest, state: ServerState, use: ToolUse, prompt: str) -> AnswerShape:

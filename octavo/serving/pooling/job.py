@@ -168,8 +168,7 @@ async def run_job(
     else:
         made = prepare(internal)
     said = list(dict.fromkeys([*warnings, *_notices(body, state)]))
-    if said and state.config.strict_requests:
-        raise InvalidRequestError(f"{said[0]} (the server is strict: --strict-requests)")
+    state.check_strict(said)
     deadlines = {"timeout": read_timeout(body)}
     tenant, weight = tenant_of(request, body.user), record.owner.weight
     requests = [replace(item, tenant=tenant, tenant_weight=weight, **deadlines) for item in made]

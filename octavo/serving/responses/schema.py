@@ -47,6 +47,11 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     min_p: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    structured_outputs: Any = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -64,6 +69,7 @@ SAME = (
     *("model", "parallel_tool_calls", "temperature", "top_p", "prompt_cache_key", "prompt_cache_retention", "top_k"),
     *("min_p", "seed", "stop", "presence_penalty", "frequency_penalty", "repetition_penalty", "priority", "cache_salt"),
     *("timeout", "ttft_deadline", "chat_template_kwargs", "stream", "deterministic", "receipt"),
+    *("logit_bias", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "structured_outputs"),
 )
 
 
