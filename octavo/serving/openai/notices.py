@@ -62,7 +62,6 @@ def _chat_notices(body: ChatRequest, state: ServerState) -> Iterator[str]:
     limits = (body.max_tokens, body.max_completion_tokens)
     reasons = state.formats.reasoning is not None
     template = state.inputs.chat_template
-    shows = template.mentions if template is not None else lambda _name: False
     found = (
         (None not in limits and limits[0] != limits[1], "max_tokens has no effect: max_completion_tokens wins"),
         (body.metadata, "metadata is not kept"),
@@ -71,7 +70,7 @@ def _chat_notices(body: ChatRequest, state: ServerState) -> Iterator[str]:
             f"echo has no effect: the last message is not of the role {state.config.response_role!r}",
         ),
         (
-            body.documents and not shows("documents"),
+            body.documents and template is not None and not template.mentions("documents"),
             "documents has no effect: the model's chat template does not read it",
         ),
         (body.store, "store has no effect: answers are not kept"),
