@@ -21,6 +21,7 @@ _FIELDS = (
     *("spaces_between_special_tokens", "allowed_token_ids", "bad_words", "logits_rules", "typical_p", "top_n_sigma"),
     *("xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent", "dry_multiplier", "dry_base"),
     *("dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "n"),
+    *("mirostat", "mirostat_tau", "mirostat_eta", "samplers"),
 )
 
 

@@ -1,5 +1,6 @@
 """What public scripts use of vLLM's offline classes: it works, or says what to do instead."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from octavo import LLM, LLMEngine, RequestOutput, SamplingParams
+from octavo.api import receipts
 from octavo.api.async_llm import AsyncLLM
 from octavo.cli.main import main
 from octavo.errors import InvalidRequestError, UnsupportedError
@@ -40,11 +42,20 @@ def test_an_offline_receipt_gives_the_answer_again(llm: LLM, asked: dict[str, An
     assert llm.replay({**receipt, "tokens": "0" * 64}).receipt["replayed"] is False  # type: ignore[index]
 
 
+def test_a_receipt_has_all_that_decides_tokens() -> None:
+    """Every parameter is in it, is in it under the request's own words, is refused, or changes no token."""
+    told = {"seed", "max_tokens", "logit_bias", "repetition_detection", "structured_outputs"}
+    idle = {"logprobs", "prompt_logprobs", "detokenize", "output_kind", "deterministic"}
+    cut_before = {"truncate_prompt_tokens", "truncation_side"}
+    names = {item.name for item in dataclasses.fields(SamplingParams) if item.repr}  # those that are refused have none
+    assert names == {*receipts._FIELDS, *told, *idle, *cut_before}
+
+
 def test_receipts_of_a_batch_and_of_a_chat(llm: LLM) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=5, deterministic=True)
     found = llm.generate(["One", "Two"], params, use_tqdm=False) + llm.chat(TALK, params, use_tqdm=False)
-    receipts = [output.receipt or {} for output in found]
-    assert len({receipt["request"]["seed"] for receipt in receipts}) == 3
+    told = [output.receipt or {} for output in found]
+    assert len({receipt["request"]["seed"] for receipt in told}) == 3
     assert all((llm.replay(output).receipt or {})["replayed"] for output in found)
     assert llm.generate("One", SamplingParams(max_tokens=2), use_tqdm=False)[0].receipt is None
 
