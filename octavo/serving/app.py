@@ -22,6 +22,7 @@ from octavo.serving.openai.completions import create_completion
 from octavo.serving.openai.generate import generate
 from octavo.serving.openai.models import list_models, show_model
 from octavo.serving.openai.tokenize import detokenize, tokenize
+from octavo.serving.pooling.cohere import create_cohere_embeddings
 from octavo.serving.pooling.routes import create_classes, create_embeddings, create_pooling
 from octavo.serving.pooling.scores import create_ranking, create_scores
 from octavo.serving.responses import routes as responses
@@ -49,6 +50,7 @@ ROUTES = (
     Route("/v1/batches/{batch_id}", guarded(batches.retrieve), methods=["GET"]),
     Route("/v1/batches/{batch_id}/cancel", guarded(batches.cancel), methods=["POST"]),
     Route("/v1/embeddings", guarded(create_embeddings), methods=["POST"]),
+    Route("/v2/embed", guarded(create_cohere_embeddings), methods=["POST"]),
     Route("/pooling", guarded(create_pooling), methods=["POST"]),
     Route("/classify", guarded(create_classes), methods=["POST"]),
     Route("/v1/classify", guarded(create_classes), methods=["POST"]),

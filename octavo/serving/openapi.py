@@ -34,9 +34,10 @@ from octavo.serving.openai.schema import (
     GenerateRequest,
     TokenizeRequest,
 )
-from octavo.serving.pooling.answers import Classes, Embeddings, PoolingAnswer, Reranked, Scores
+from octavo.serving.pooling.answers import Classes, CohereEmbeddings, Embeddings, PoolingAnswer, Reranked, Scores
 from octavo.serving.pooling.schema import (
     ClassifyRequest,
+    CohereEmbedRequest,
     EmbeddingRequest,
     PoolingRequest,
     RerankRequest,
@@ -284,6 +285,9 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("get", "/v1/batches/{batch_id}", "One of them", BatchObject, errors=_KEPT),
     Operation("post", "/v1/batches/{batch_id}/cancel", "End a batch", BatchObject, errors=_KEPT),
     Operation(*("post", "/v1/embeddings", "Vectors of texts", Embeddings, EmbeddingRequest, _GENERATION), raw=True),
+    Operation(
+        "post", "/v2/embed", "Vectors of texts, as Cohere has it", CohereEmbeddings, CohereEmbedRequest, _GENERATION
+    ),
     Operation(*("post", "/pooling", "Vectors or classes", PoolingAnswer, PoolingRequest, _GENERATION), raw=True),
     Operation("post", "/classify", "Classes of texts", Classes, ClassifyRequest, _GENERATION),
     Operation("post", "/v1/classify", "As /classify", Classes, ClassifyRequest, _GENERATION),

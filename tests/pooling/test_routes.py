@@ -185,6 +185,31 @@ def test_documents_may_be_cut(ranker: str) -> None:
     assert whole["usage"]["total_tokens"] > cut["usage"]["total_tokens"] == plain["usage"]["total_tokens"]
 
 
+def test_coheres_route_gives_the_same_vectors(embedder: str) -> None:
+    texts = list(TEXTS[:3])
+    expected = [item["embedding"] for item in post(embedder, "/v1/embeddings", {"input": texts})["data"]]
+    kinds = ["float", "base64", "binary", "ubinary"]
+    answer = post(embedder, "/v2/embed", {"model": "tiny", "texts": texts, "embedding_types": kinds})
+    assert answer["texts"] == texts
+    assert answer["meta"]["billed_units"]["input_tokens"] > 0
+    found = answer["embeddings"]
+    assert found["float"] == expected
+    for number, vector in enumerate(np.float32(expected)):
+        np.testing.assert_array_equal(np.frombuffer(base64.b64decode(found["base64"][number]), "<f4"), vector)
+        bits = np.unpackbits(np.array(found["ubinary"][number], np.uint8))
+        np.testing.assert_array_equal(bits, vector > 0)
+        assert [value + 128 for value in found["binary"][number]] == found["ubinary"][number]
+    query = {"inputs": [{"content": [{"type": "text", "text": "a panda?"}]}], "input_type": "search_query"}
+    named = post(embedder, "/v1/embeddings", {"input": "a panda?", "prompt_name": "query"})["data"][0]["embedding"]
+    assert post(embedder, "/v2/embed", query)["embeddings"] == {"float": [named]}
+    short = post(embedder, "/v2/embed", {"texts": texts, "output_dimension": 8, "max_tokens": 4, "truncate": "START"})
+    body = {"input": texts, "dimensions": 8, "truncate_prompt_tokens": 4, "truncation_side": "left"}
+    same = [item["embedding"] for item in post(embedder, "/v1/embeddings", body)["data"]]
+    assert short["embeddings"]["float"] == same
+    cut = post(embedder, "/v2/embed", {"texts": [LONG]})  # texts are cut unless truncate is NONE
+    assert cut["meta"]["billed_units"]["input_tokens"] == 64
+
+
 def test_classes_have_names(ranker: str) -> None:
     for path in ("/classify", "/v1/classify"):
         (found,) = post(ranker, path, {"input": TEXTS[0]})["data"]
@@ -224,6 +249,14 @@ LONG = "panda " * 80
         ("/v1/embeddings", {"input": "a", "timeout": -1}, "timeout"),
         ("/v1/embeddings", {"messages": [{"role": "user", "content": "a"}]}, "no chat template"),
         ("/v1/embeddings", {"input": "a", "messages": []}, "either input or messages"),
+        ("/v2/embed", {}, "texts: this field is required"),
+        ("/v2/embed", {"texts": []}, "texts is empty"),
+        ("/v2/embed", {"texts": ["a"], "inputs": []}, "either texts or inputs"),
+        ("/v2/embed", {"images": ["x"]}, "images are not supported"),
+        ("/v2/embed", {"texts": [LONG], "truncate": "NONE"}, "maximum context length is 64"),
+        ("/v2/embed", {"texts": ["a"], "truncate": "LEFT"}, "truncate may be"),
+        ("/v2/embed", {"texts": ["a"], "truncate": "NONE", "max_tokens": 3}, "max_tokens cuts"),
+        ("/v2/embed", {"texts": ["a"], "embedding_types": ["int8"]}, "embedding_types may be"),
         ("/pooling", {"input": "a", "task": "classify"}, "does embed and token_embed"),
         ("/classify", {"input": "a"}, "does embed and token_embed"),
         ("/score", {"text_1": "a"}, "text_2: this field is required"),

@@ -28,6 +28,17 @@ class Embeddings(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str] | UnsetType = UNSET
 
 
+class CohereEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of /v2/embed. `embeddings`: by their form, in the order of the texts."""
+
+    id: str
+    embeddings: dict[str, list[Any]]
+    texts: list[str]
+    meta: dict[str, Any]
+    response_type: str = "embeddings_by_type"
+    warnings: list[str] | UnsetType = UNSET
+
+
 class PoolingData(msgspec.Struct, frozen=True, kw_only=True):
     """One answer: numbers, a list of them for each token, or the base64 of their bytes."""
 

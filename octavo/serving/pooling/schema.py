@@ -57,6 +57,19 @@ class EmbeddingRequest(EncodedFields, kw_only=True):
     """POST /v1/embeddings."""
 
 
+class CohereEmbedRequest(PooledFields, kw_only=True):
+    """POST /v2/embed."""
+
+    input_type: str | None = None
+    texts: Any = None
+    inputs: Any = None
+    images: list[Any] | None = None
+    embedding_types: list[str] | None = None
+    output_dimension: int | None = None
+    max_tokens: int | None = None
+    truncate: str | None = None
+
+
 class PoolingRequest(EncodedFields, kw_only=True):
     """POST /pooling."""
 
