@@ -49,6 +49,7 @@ _POINTERS_OF_RULES = {
     "dry_breakers": ("dry_breaker_count", 4),
     "bad_words": ("bad_words_size", 4),
 }
+_POINTERS = [field[0] for field in OctavoStep._fields_ if field[1] is ctypes.c_void_p]
 _FIELD = {field[0]: getattr(OctavoStep, field[0]).offset for field in OctavoStep._fields_}
 
 
@@ -175,6 +176,7 @@ class Writer:
         native = step.struct
         tokens, rows, sequences = native.tokens, native.rows, native.sequences
         sizes = {"token_ids": tokens, "positions": tokens, "query_starts": sequences + 1, "slots": sequences}
+        sizes["token_types"] = tokens
         sizes |= {"sampled_rows": rows, "out_tokens": rows, "out_logprobs": rows, "out_ranks": rows}
         sizes |= {
             "out_invalid": rows,
@@ -190,6 +192,8 @@ class Writer:
             outs[name] = self.blob(pages.tobytes())
         if native.sampling and rows:
             outs["sampling"] = self._rules(native.sampling, rows)
+        missed = [name for name in _POINTERS if getattr(native, name) and name not in outs and sizes.get(name, rows)]
+        assert not missed, f"the step points to what is not recorded: {missed}"
         taken = self.blob(bytes(native))
         for name, target in outs.items():
             self.point(taken, _FIELD[name], target)
