@@ -52,6 +52,7 @@ _TEXT_WORK = (400, 404, 408, 413, 415, 431, 500, 503)
 _KEPT = (400, 404, 408, 431, 500, 503)
 _PROBE = (408, 431, 503)
 _CONTROL = (400, 408, 431, 500, 503)
+_BEFORE = (408, 431)  # from below HTTP's routes
 
 
 class Version(msgspec.Struct):
@@ -208,7 +209,11 @@ _NARROWED: dict[str, dict[str, dict[str, Any]]] = {
     "PoolingRequest": {"input": _PROMPT},
     "ClassifyRequest": {"input": _PROMPT},
     "ScoreRequest": {"text_1": _DOCUMENTS, "text_2": _DOCUMENTS},
-    "RerankRequest": {"query": _DOCUMENT, "documents": _DOCUMENTS, "top_n": {"type": "integer", "minimum": 1}},
+    "RerankRequest": {
+        "query": _DOCUMENT,
+        "documents": _DOCUMENTS,
+        "top_n": {"type": ["integer", "null"], "minimum": 0},
+    },
     "DetokenizeRequest": {"tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
 }
 
@@ -385,7 +390,9 @@ def _described(operation: Operation, schemas: Mapping[str, dict[str, Any]], with
         described["responses"]["503"] = _answer("Not ready", content)
         bare.add(503)
     for status in operation.errors:
-        shown = {} if status in bare and operation.answer is None else {_JSON: {"schema": failure}}
+        # What never became a request has one form whoever asked.
+        form = schemas[str(ErrorAnswer)] if status in _BEFORE else failure
+        shown = {} if status in bare and operation.answer is None else {_JSON: {"schema": form}}
         described["responses"].setdefault(str(status), _answer("Refused or failed", shown))
     if with_keys:
         refused = failure if operation.failure is MessagesError else schemas[str(Unauthorized)]
