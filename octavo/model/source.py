@@ -216,6 +216,9 @@ def _open_gguf(path: Path, wish: PoolingWish, overrides: Mapping[str, Any]) -> M
     if metadata.get("split.count", 1) not in (0, 1):
         raise UnsupportedError(f"{path} is one of {metadata['split.count']} parts; join them with llama-gguf-split")
     family = family_of_gguf(metadata.get("general.architecture"))
+    fixed = next((name for name in ("architectures", "classifier_from_token") if name in overrides), None)
+    if fixed is not None:
+        raise UnsupportedError(f"hf_overrides: {fixed} has no effect on a GGUF file; use the safetensors checkpoint")
     config = overridden(family.read_gguf_config(metadata, tensors), overrides)
     template = metadata.get("tokenizer.chat_template")
     spec, table = family.read_spec(config), family.GGUF_WEIGHTS

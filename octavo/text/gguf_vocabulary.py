@@ -128,7 +128,9 @@ def _word_piece(metadata: Mapping[str, Any], tokens: list[str], kinds: Sequence[
 def _unigram(metadata: Mapping[str, Any], tokens: list[str], kinds: Sequence[int]) -> LibraryTokenizer:
     scores = _numbers(metadata, "scores", len(tokens), (int, float))
     prefix = bool(metadata.get(_PREFIX + "add_space_prefix", True))
-    given = cast("list[int]", metadata.get(_PREFIX + "precompiled_charsmap") or [])
+    given = cast("list[Any]", metadata.get(_PREFIX + "precompiled_charsmap") or [])
+    if not isinstance(cast(object, given), list) or not all(isinstance(number, int) for number in given):
+        raise CheckpointError("tokenizer.ggml.precompiled_charsmap is no array of bytes")
     charsmap = bytes(number & 255 for number in given)
     extra = bool(metadata.get(_PREFIX + "remove_extra_whitespaces", True))
     backend = unigram_backend(Pieces(tokens, list(map(float, scores)), kinds), charsmap, prefix, extra)

@@ -53,6 +53,8 @@ def test_bert(tmp_path: Path, pooling: str) -> None:
         open_llm(file, runner="generate")
     with pytest.raises(UnsupportedError, match="has no classifier"):
         open_llm(file, convert="classify")
+    with pytest.raises(UnsupportedError, match="architectures has no effect on a GGUF file"):
+        open_llm(file, hf_overrides={"architectures": ["BertForSequenceClassification"]})
 
 
 def unigram() -> Tokenizer:
@@ -159,6 +161,8 @@ def test_damaged_vocabularies_are_named() -> None:
         )
     with pytest.raises(CheckpointError, match="no unknown token"):
         tokenizer_from_metadata(metadata(model="t5", scores=[0.0] * 8))
+    with pytest.raises(CheckpointError, match="no array of bytes"):
+        tokenizer_from_metadata(metadata(model="t5", scores=[0.0] * 8, precompiled_charsmap=["a"]))
     with pytest.raises(CheckpointError, match="unigram vocabulary is damaged"):
         tokenizer_from_metadata(
             metadata(model="t5", scores=[0.0] * 8, token_type=[3, 2, 3, 3, 1, 1, 1, 1], precompiled_charsmap=[255] * 9)
