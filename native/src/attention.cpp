@@ -6,6 +6,7 @@
 // long context may be cut over threads at parts, a part may be summed together with that of other sequences, and the
 // tiles, the batch and the size of cache blocks leave no trace in the bits.
 #include "attention_plan.h"
+#include "attention_prompt.h"
 #include "attention_work.h"
 
 namespace octavo {
@@ -27,26 +28,22 @@ struct Saved {
   float* total_of(int64_t row, int64_t head) const { return totals + (row * heads + head) * state_floats; }
 };
 
-template <class Format>
+template <class Work>
 void run_unit(const Attention& attention, const AttentionPlan& plan, const Unit& unit, int64_t kv_head,
               const Saved& saved, float* memory) {
   const int64_t first = unit.saved == 0 ? unit.first_part : larger(unit.first_part, saved.first);
   const int64_t end = unit.first_part + unit.parts;
   const int64_t stop = unit.saved == 0 ? end : smaller(end, saved.end);
   if (first >= stop) return;
-  UnitWork<Format> work(attention, plan.rows() + unit.first_row, unit.rows, kv_head, memory);
+  Work work(attention, plan.rows() + unit.first_row, unit.rows, kv_head, {memory});
   for (int64_t part = first; part < stop; ++part) {
-    work.run_part(part);
-    if (unit.saved == 0) {
-      work.join(part);
-    } else {
-      work.save_part(part, saved.at(unit.first_row, part, kv_head * attention.group), saved.row_floats());
-    }
+    work.run_part(part, unit.saved == 0);
+    if (unit.saved == 0) continue;
+    work.save_part(part, saved.at(unit.first_row, part, kv_head * attention.group), saved.row_floats());
   }
-  if (unit.saved == 0) work.write_outputs();
 }
 
-// As UnitWork::join, for up to 16 heads of a row.
+// As UnitRows::join_rows, for up to 16 heads of a row.
 void join_saved(const Attention& attention, const Row& row, int64_t number, int64_t first_head, const Saved& saved,
                 float* totals) {
   const int64_t heads = smaller(16, attention.heads - first_head);
@@ -113,7 +110,8 @@ Saved reserve(Team& team, const Attention& attention, const AttentionPlan& plan)
 
 template <class Format> void run(Team& team, const Attention& attention, const Step& step) {
   const AttentionPlan plan(team, attention, step);
-  const size_t work_floats = static_cast<size_t>(UnitWork<Format>::floats_needed(attention, plan.most_rows()));
+  const auto work_floats = static_cast<size_t>(larger(UnitWork<Format>::floats_needed(attention, plan.most_rows()),
+                                                      PromptWork<Format>::floats_needed(attention, plan.most_rows())));
   Saved saved = reserve(team, attention, plan);
   for (bool first = true;; first = false) {
     team.parallel(plan.units(), [&](int64_t task, int thread) {
@@ -121,7 +119,11 @@ template <class Format> void run(Team& team, const Attention& attention, const S
       if (unit.saved == 0 && !first) return;
       float* memory = team.scratch(thread, work_floats);
       for (int64_t head = unit.first_head; head < unit.first_head + unit.heads; ++head) {
-        run_unit<Format>(attention, plan, unit, head, saved, memory);
+        if (PromptWork<Format>::takes(attention, plan.rows() + unit.first_row, unit.rows)) {
+          run_unit<PromptWork<Format>>(attention, plan, unit, head, saved, memory);
+        } else {
+          run_unit<UnitWork<Format>>(attention, plan, unit, head, saved, memory);
+        }
       }
     });
     if (plan.saved_rows() == 0) return;

@@ -6,11 +6,15 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t kPromptRows = 128;    // of a tile of a prompt, heads of the group counted
+constexpr int64_t kPromptRows = 256;    // of a tile of a prompt, heads of the group counted
 constexpr int64_t kFewPromptRows = 32;  // when there would be few tiles
 constexpr int64_t kMostTogether = 128;  // rows of a unit that shares its keys
 constexpr int64_t kLeastShared = kKeys; // keys of a part that sequences must have in common to do it together
 constexpr int64_t kMostOwn = 8;         // sequences that do a part together of which much is their own
+
+constexpr int64_t common_divisor(int64_t one, int64_t other) {
+  return other == 0 ? one : common_divisor(other, one % other);
+}
 
 int32_t int32(int64_t value) { return static_cast<int32_t>(value); }
 
@@ -196,7 +200,9 @@ void AttentionPlan::add_own_units() {
 // Long sequences in tiles of about so many rows. The last tiles of a sequence see most keys: they come first.
 void AttentionPlan::add_tiles(int64_t wanted_rows) {
   const int64_t before = units_count_;
-  const int64_t length = larger(1, wanted_rows / attention_.group);
+  const int64_t most = larger(1, wanted_rows / attention_.group);
+  const int64_t step = kWideRows / common_divisor(kWideRows, attention_.group); // tokens of whole tiles of rows
+  const int64_t length = most > step ? most / step * step : most;
   for (int64_t number = short_; number < sequences_count_; ++number) {
     const Sequence& sequence = sequences_[number];
     for (int64_t tile = (sequence.tokens + length - 1) / length; tile-- > 0;) {

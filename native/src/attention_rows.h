@@ -19,16 +19,16 @@ struct Attention {
   bool both_ways; // keys behind the query are seen, too
   float scale, softcap;
   const float *slopes, *sinks; // of each head; null: none
-  const float* distances; // of each head, by distance; null: none
-  int64_t reach; // the distance from which on it stays the same
+  const float* distances;      // of each head, by distance; null: none
+  int64_t reach;               // the distance from which on it stays the same
   CacheLayer layer;
   const float* in;
   float* out;
 
   Attention(const Instruction& code, const Program& program)
       : heads(code.i[1]), kv_heads(code.i[2]), head_dim(code.i[3]), padded((head_dim + 15) / 16 * 16),
-        group(heads / kv_heads), window(code.i[4]), chunk(code.i[7]), both_ways(code.i[10] != 0), scale(code.f[0] * kLog2E),
-        softcap(code.f[1] * kLog2E), slopes(static_cast<const float*>(code.p[0])),
+        group(heads / kv_heads), window(code.i[4]), chunk(code.i[7]), both_ways(code.i[10] != 0),
+        scale(code.f[0] * kLog2E), softcap(code.f[1] * kLog2E), slopes(static_cast<const float*>(code.p[0])),
         sinks(static_cast<const float*>(code.p[1])), distances(static_cast<const float*>(code.p[2])),
         reach(static_cast<int64_t>(code.f[2])), layer(*program.cache, code, kv_heads, head_dim),
         in(program.buffer[code.in0]), out(program.buffer[code.out]) {}
@@ -52,8 +52,8 @@ struct Attention {
 struct Row {
   int32_t token, position, slot;
   int32_t last_key; // that it sees
-  int32_t common; // leading tokens that lie in the same blocks as those of the row before it
-  int32_t saved;  // 1: its states are saved part by part
+  int32_t common;   // leading tokens that lie in the same blocks as those of the row before it
+  int32_t saved;    // 1: its states are saved part by part
 };
 constexpr int32_t kSameSequence = INT32_MAX; // in place of `common`
 
@@ -82,7 +82,8 @@ struct States {
 struct Joined {
   Vec16 largest, keep, take;
 
-  Joined(Vec16 total, Vec16 part) : largest(max(part, total)), keep(exp2_down(total - largest)), take(exp2_down(part - largest)) {}
+  Joined(Vec16 total, Vec16 part)
+      : largest(max(part, total)), keep(exp2_down(total - largest)), take(exp2_down(part - largest)) {}
 };
 
 inline void join_values(float* total, const float* part, float keep, float take, int64_t padded) {

@@ -61,25 +61,25 @@ struct SeenScores {
     return largest(max(max(a, b), max(c, d)));
   }
 
-  // Scores become 2^(score - largest); returns their sum.
+  // Scores become 2^(score - largest); returns their sum. Vectors after the last key that is seen are left as they are.
   float to_weights(float largest) const {
     const Vec16 top = set1(largest);
-    Vec16 a = zero(), b = zero(), c = zero(), d = zero();
-    for (int at = begin(); at < end(); at += kStretch) {
-      const Vec16 in_a = exp2_down(load(scores + at) - top);
-      const Vec16 in_b = exp2_down(load(scores + at + 16) - top);
-      const Vec16 in_c = exp2_down(load(scores + at + 32) - top);
-      const Vec16 in_d = exp2_down(load(scores + at + 48) - top);
-      store(scores + at, in_a);
-      store(scores + at + 16, in_b);
-      store(scores + at + 32, in_c);
-      store(scores + at + 48, in_d);
-      a = a + in_a;
-      b = b + in_b;
-      c = c + in_c;
-      d = d + in_d;
+    Vec16 sums[4] = {zero(), zero(), zero(), zero()};
+    const auto weigh = [&](int at, int place) {
+      const Vec16 weights = exp2_down(load(scores + at) - top);
+      store(scores + at, weights);
+      sums[place] = sums[place] + weights;
+    };
+    int at = begin();
+    for (; at + kStretch <= last; at += kStretch) {
+#pragma GCC unroll 4
+      for (int place = 0; place < 4; ++place) weigh(at + 16 * place, place);
     }
-    return sum((a + b) + (c + d));
+#pragma GCC unroll 4
+    for (int place = 0; place < 4; ++place) {
+      if (at + 16 * place < last) weigh(at + 16 * place, place);
+    }
+    return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
   }
 
 private:

@@ -32,12 +32,27 @@ template <class Format> struct KeyBlock {
   int64_t ahead_step;
 };
 
+// Tiles, rows times vectors of keys or dimensions. One that only multiplies has registers for more than one that
+// converts as well; sums of a group and of all groups take twice as many.
+#if defined(OCTAVO_ISA_AVX512)
+constexpr int kWideRows = 6, kWideVectors = 4, kGroupedRows = 6;
+#elif defined(OCTAVO_ISA_AVX2)
+constexpr int kWideRows = 6, kWideVectors = 1, kGroupedRows = 3;
+#else
+constexpr int kWideRows = kTileRows, kWideVectors = kTileVectors, kGroupedRows = kTileRows;
+#endif
+template <class Format>
+constexpr int kRowsAtOnce = Format::kCold      ? kTileRows
+                            : Format::kGrouped ? kGroupedRows
+                                               : kWideRows;
+template <class Format> constexpr int kVectorsAtOnce = Format::kCold ? kTileVectors : kWideVectors;
+
 // Query rows and what is kept of each.
 struct RowSet {
   int64_t head_dim;
-  const float* queries; // [rows][head_dim], scaled
-  float* scores;        // of the block; a row's are kPart behind the last row's
-  const float* weights; // of the block, times the scales of values where there are any
+  const float* queries;  // [rows][head_dim], scaled
+  float* scores;         // of the block; a row's are kPart behind the last row's
+  const float* weights;  // of the block, times the scales of values where there are any
   int64_t weight_stride; // from row to row
   float* sums;           // [rows][sums_stride], weighted values; head_dim rounded up to 16 are used
   int64_t sums_stride;
@@ -58,7 +73,7 @@ inline void add_products(const RowSet& set, const KeyBlock<Format>& block, int64
     }
   };
   const auto add = [&](int64_t d, const Vec16(&key)[Vectors]) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
       const Vec16 q = set1(query[r * set.head_dim + d]);
 #pragma GCC unroll 4
@@ -91,7 +106,7 @@ inline void add_products(const RowSet& set, const KeyBlock<Format>& block, int64
 }
 
 template <int Rows, int Vectors> inline void clear_tile(Vec16 (&tile)[Rows][Vectors]) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
     for (int c = 0; c < Vectors; ++c) tile[r][c] = zero();
@@ -117,12 +132,12 @@ void score_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
       for (int c = 0; c < Vectors; ++c) {
         const Vec16 kept = load_bf16(block.key_scales[chunk + c] + group * block.scale_stride);
         const Vec16 scale = kept * set1(Format::kUnit);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) totals[r][c] = fma(sums[r][c], scale, totals[r][c]);
       }
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
     for (int c = 0; c < Vectors; ++c) store(set.scores + (row + r) * kPart + 16 * (chunk + c), totals[r][c]);
@@ -135,14 +150,14 @@ void value_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
   Vec16 totals[Rows][Vectors];
   float* sums = set.sums + row * set.sums_stride + at;
   const float* weights = set.weights + row * set.weight_stride + (Format::kGrouped ? at / kScaleGroup * kKeys : 0);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
     for (int c = 0; c < Vectors; ++c) totals[r][c] = load(sums + r * set.sums_stride + 16 * c);
   }
   for (int key = first; key < last;) {
     const int chunk = key / 16;
-    const int end = last < 16 * (chunk + 1) ? last : 16 * (chunk + 1);
+    const int end = !Format::kCold || last < 16 * (chunk + 1) ? last : 16 * (chunk + 1); // converted chunks adjoin
     const typename Format::Type* values = Format::at(block.values[chunk] + (key - 16 * chunk) * block.value_stride, at);
     const typename Format::Type* ahead = Format::at(block.ahead[chunk] + (key - 16 * chunk) * block.value_stride, at);
     for (; key < end; ++key, values += block.value_stride) {
@@ -157,7 +172,7 @@ void value_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
 #pragma GCC unroll 2
         for (int c = 0; c < Vectors; c += 2) Format::load32(Format::at(values, 16 * c), value[c], value[c + 1]);
       }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) {
         const float* own = weights + r * set.weight_stride + key;
 #pragma GCC unroll 4
@@ -168,7 +183,7 @@ void value_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
       }
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
     for (int c = 0; c < Vectors; ++c) store(sums + r * set.sums_stride + 16 * c, totals[r][c]);
@@ -194,8 +209,8 @@ void value_rest(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
 // Chunks first .. last - 1 of the block.
 template <class Format, int Rows>
 void score_rows(const RowSet& set, const KeyBlock<Format>& block, int64_t row, int first, int last) {
-  // Sums of a group and of all groups take twice the registers.
-  constexpr int kVectors = Format::kGrouped ? kTileVectors / 2 : kTileVectors;
+  constexpr int kAtOnce = kVectorsAtOnce<Format>;
+  constexpr int kVectors = Format::kGrouped && kAtOnce > 1 ? kAtOnce / 2 : kAtOnce;
   int chunk = first;
   for (; chunk + kVectors <= last; chunk += kVectors) score_tile<Format, Rows, kVectors>(set, block, row, chunk);
   if constexpr (kVectors > 2) {
@@ -211,26 +226,27 @@ void score_rows(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
 
 template <class Format, int Rows>
 void value_rows(const RowSet& set, const KeyBlock<Format>& block, int64_t row, int first, int last) {
+  constexpr int kVectors = kVectorsAtOnce<Format>;
   int64_t at = 0;
-  for (; at + 16 * kTileVectors <= set.head_dim; at += 16 * kTileVectors) {
-    value_tile<Format, Rows, kTileVectors>(set, block, row, at, first, last);
+  for (; at + 16 * kVectors <= set.head_dim; at += 16 * kVectors) {
+    value_tile<Format, Rows, kVectors>(set, block, row, at, first, last);
   }
-  for (; at + 32 <= set.head_dim; at += 32) value_tile<Format, Rows, 2>(set, block, row, at, first, last);
+  if constexpr (kVectors > 2) {
+    for (; at + 32 <= set.head_dim; at += 32) value_tile<Format, Rows, 2>(set, block, row, at, first, last);
+  }
   for (; at + 16 <= set.head_dim; at += 16) value_tile<Format, Rows, 1>(set, block, row, at, first, last);
   if (at == set.head_dim) return;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) value_rest(set, block, row + r, at, first, last);
 }
 
-// use(row, count) with the count a constant, for rows first .. last - 1 cut into tiles of at most kTileRows.
-template <class F> void for_row_tiles(int64_t first, int64_t last, F&& use) {
+// use(row, count) with the count a constant, for rows first .. last - 1 cut into tiles of at most `Most`.
+template <int Most, class F> void for_row_tiles(int64_t first, int64_t last, F&& use) {
   int64_t row = first;
-  for (; row + kTileRows <= last; row += kTileRows) use(row, std::integral_constant<int, kTileRows>{});
-  if constexpr (kTileRows > 2) {
-    if (last - row == 3) return use(row, std::integral_constant<int, 3>{});
-    if (last - row == 2) return use(row, std::integral_constant<int, 2>{});
+  for (; row + Most <= last; row += Most) use(row, std::integral_constant<int, Most>{});
+  if constexpr (Most > 1) {
+    if (row < last) for_row_tiles<Most - 1>(row, last, use);
   }
-  if (row < last) use(row, std::integral_constant<int, 1>{});
 }
 
 } // namespace octavo

@@ -99,11 +99,11 @@ public:
     for (int64_t key = 0; key < count_; ++key) keys_[key] = latent_.cache.row<Type>(slot_, begin + key);
     for (int64_t key = count_; key % kTileVectors != 0; ++key) keys_[key] = keys_[count_ - 1];
     for (int64_t row = 0; row < rows_; ++row) clear(latent_.state(states, row), latent_.padded);
-    for_row_tiles(0, rows_, [&](int64_t row, auto rows) {
+    for_row_tiles<kTileRows>(0, rows_, [&](int64_t row, auto rows) {
       for (int64_t key = 0; key < count_; key += kTileVectors) score<rows.value>(row, key);
     });
     for (int64_t row = 0; row < rows_; ++row) weigh(scores_ + row * kPart, latent_.state(states, row));
-    for_row_tiles(0, rows_, [&](int64_t row, auto rows) { add_values<rows.value>(row, states); });
+    for_row_tiles<kTileRows>(0, rows_, [&](int64_t row, auto rows) { add_values<rows.value>(row, states); });
   }
 
   void clear_all(float* states) const {

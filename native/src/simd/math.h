@@ -33,12 +33,12 @@ inline Vec16 exp(Vec16 x) {
   return scale2(p, n);
 }
 
-// 2^x for -126 <= x <= 0, relative error below 1.7e-7; 1 for 0, and 2^-126 for all that is less: subnormal results would
-// be slow. NaN stays NaN.
+// 2^x for -126 <= x <= 0, relative error below 1.7e-7; 1 for 0, and 2^-126 for all that is less: subnormal results
+// would be slow. NaN stays NaN.
 inline Vec16 exp2_down(Vec16 x) {
   const Vec16 bounded = max(set1(-126.0f), x);
-  const Vec16 n = round_int(bounded);
-  const Vec16 r = bounded - n;
+  Vec16 r;
+  const Vec16 n = round_int(bounded, r);
   Vec16 p = fma(set1(1.3264555e-3f), r, set1(9.67152324e-3f));
   p = fma(p, r, set1(5.55073433e-2f));
   p = fma(p, r, set1(0.240222424f));

@@ -12,6 +12,7 @@
 //   + - * /   fma(a, b, c) = a * b + c     one rounding where the hardware has it (scalar: two)
 //   max(a, b) min(a, b)                    b when a lane of either is NaN (NEON: NaN)
 //   sqrt(v) round_int(v)                   to nearest even
+//   round_int(v, rest)                     likewise; rest = v - round_int(v)
 //   select_less(a, b, x, y)                lane by lane a < b ? x : y
 //   keep_range(v, first, last, fill)       lanes outside of first <= lane < last become fill
 //   scale2(v, n)                           v * 2^n, n integral, |n| <= 252

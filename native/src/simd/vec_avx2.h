@@ -70,7 +70,9 @@ inline Vec16 load_e4m3(const uint8_t* p) {
   const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_bytes(p)), 7);
   return widen_f16(_mm256_and_si256(wide, _mm256_set1_epi16(static_cast<int16_t>(0xbfff))));
 }
-inline Vec16 load_e5m2(const uint8_t* p) { return widen_f16(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_bytes(p)), 8)); }
+inline Vec16 load_e5m2(const uint8_t* p) {
+  return widen_f16(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_bytes(p)), 8));
+}
 inline Vec16 numbers_of_nibbles(__m128i bytes) {
   return widen_i8(_mm_sub_epi8(_mm_and_si128(bytes, _mm_set1_epi8(15)), _mm_set1_epi8(8)));
 }
@@ -111,6 +113,11 @@ inline Vec16 sqrt(Vec16 x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; 
 inline Vec16 round_int(Vec16 x) {
   constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(x.a, kMode), _mm256_round_ps(x.b, kMode)};
+}
+inline Vec16 round_int(Vec16 x, Vec16& rest) {
+  const Vec16 whole = round_int(x);
+  rest = x - whole;
+  return whole;
 }
 
 inline Vec16 select_less(Vec16 a, Vec16 b, Vec16 x, Vec16 y) {

@@ -84,6 +84,10 @@ inline Vec16 max(Vec16 a, Vec16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Vec16 min(Vec16 a, Vec16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Vec16 sqrt(Vec16 a) { return {_mm512_sqrt_ps(a.v)}; }
 inline Vec16 round_int(Vec16 a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline Vec16 round_int(Vec16 a, Vec16& rest) {
+  rest.v = _mm512_reduce_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); // exact, and so is the difference
+  return {_mm512_sub_ps(a.v, rest.v)};
+}
 
 inline Vec16 select_less(Vec16 a, Vec16 b, Vec16 x, Vec16 y) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};

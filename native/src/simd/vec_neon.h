@@ -133,6 +133,11 @@ inline Vec16 sqrt(Vec16 a) {
 inline Vec16 round_int(Vec16 a) {
   return each_quarter([&](int i) { return vrndnq_f32(a.q[i]); });
 }
+inline Vec16 round_int(Vec16 a, Vec16& rest) {
+  const Vec16 whole = round_int(a);
+  rest = a - whole;
+  return whole;
+}
 
 inline Vec16 select_less(Vec16 a, Vec16 b, Vec16 x, Vec16 y) {
   return each_quarter([&](int i) { return vbslq_f32(vcltq_f32(a.q[i], b.q[i]), x.q[i], y.q[i]); });

@@ -101,6 +101,11 @@ inline Vec16 sqrt(const Vec16& a) {
 inline Vec16 round_int(const Vec16& a) {
   return each_lane([&](int i) { return ::nearbyintf(a.lane[i]); });
 }
+inline Vec16 round_int(const Vec16& a, Vec16& rest) {
+  const Vec16 whole = round_int(a);
+  rest = a - whole;
+  return whole;
+}
 
 inline Vec16 select_less(const Vec16& a, const Vec16& b, const Vec16& x, const Vec16& y) {
   return each_lane([&](int i) { return a.lane[i] < b.lane[i] ? x.lane[i] : y.lane[i]; });

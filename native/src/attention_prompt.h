@@ -1,0 +1,143 @@
+// One task of attention for many rows of one sequence, part by part: keys and values of a part are converted to float32
+// once, and rows pass over them a few at a time, so that their scores, weights and sums stay close.
+#pragma once
+#include "attention_unit.h"
+
+namespace octavo {
+
+// With the bits of UnitWork.
+template <class Format> class PromptWork : public UnitRows<Format> {
+  using Base = UnitRows<Format>;
+
+public:
+  using Type = typename Format::Type;
+
+  static bool takes(const Attention& attention, const Row* tokens, int64_t count) {
+    if (count * attention.group <= kRows) return false;
+    for (int64_t token = 1; token < count; ++token) {
+      if (tokens[token].common != kSameSequence) return false;
+    }
+    return true;
+  }
+
+  PromptWork(const Attention& attention, const Row* tokens, int64_t count, int64_t kv_head, Pieces memory)
+      : Base(attention, tokens, count, kv_head, memory) {
+    keys_ = memory.take(kPart * attention.padded);
+    values_ = memory.take(kPart * attention.padded);
+    scores_ = memory.take(kRows * kPart);
+    weights_ = memory.take(kRows * groups() * kKeys);
+    scales_ = reinterpret_cast<uint16_t*>(memory.take(kBlocks * groups() * kKeys));
+    lanes_ = memory.take(Format::kRotated ? 16 * attention.head_dim : 0);
+    fetch_queries();
+  }
+
+  static int64_t floats_needed(const Attention& attention, int64_t tokens) {
+    const int64_t groups = attention.layer.layout.groups(attention.head_dim);
+    return Base::floats_needed(attention, tokens) + kPart * (2 * attention.padded + kRows) +
+           (kRows + kBlocks) * groups * kKeys + 16 * attention.head_dim;
+  }
+
+  // Sums over one part, for the rows that see it; they join the totals when wanted, and are written after the last
+  // part. Else they are kept.
+  void run_part(int64_t part, bool joins) {
+    const int64_t begin = part * kPart;
+    const Range all = seen_in_order(0, rows_, begin, kPart);
+    for (int64_t number = all.first / kKeys; number <= (all.last - 1) / kKeys; ++number) convert_block(begin, number);
+    for (int64_t first = 0; first < rows_; first += kRows) {
+      const int64_t last = smaller(first + kRows, rows_);
+      const int64_t base = joins ? first : 0;
+      load_queries_until(last);
+      run_rows(first, last, base, begin);
+      if (!joins) continue;
+      join_rows(first, last, base, part);
+      write_outputs(first, last, part);
+    }
+  }
+
+private:
+  using Base::attention_, Base::layout_, Base::tokens_, Base::token_count_, Base::kv_head_, Base::rows_,
+      Base::in_chunks_, Base::queries_, Base::part_;
+  using Base::convert_keys, Base::convert_values, Base::gather_keys, Base::gather_values, Base::groups, Base::in_place,
+      Base::join_rows, Base::load_queries, Base::rotate_queries, Base::scale_weights, Base::seen_in_order,
+      Base::weigh_rows, Base::wide_block, Base::write_outputs;
+  using typename Base::Range;
+  using typename Base::Wide;
+
+  static constexpr int64_t kRows = 18; // that pass over a part together
+  static_assert(kRows % kRowsAtOnce<Converted<Format>> == 0, "whole tiles");
+  static constexpr int64_t kBlocks = kPart / kKeys;
+
+  // From memory, while rows before them are at work.
+  // Inlined, for GCC takes a call that only fetches for one without effect.
+  [[gnu::always_inline]] void fetch_queries() const {
+    const int64_t count = attention_.group * attention_.head_dim;
+    const int64_t end = smaller(loaded_ + kRows / attention_.group + 1, token_count_);
+    for (int64_t token = loaded_; token < end; ++token) {
+      const float* from = attention_.in + (tokens_[token].token * attention_.kv_heads + kv_head_) * count;
+      for (int64_t at = 0; at < count; at += 16) __builtin_prefetch(from + at);
+    }
+  }
+
+  void load_queries_until(int64_t row) {
+    const int64_t before = loaded_;
+    for (; loaded_ * attention_.group < row; ++loaded_) load_queries(loaded_);
+    if (before == loaded_) return;
+    if constexpr (Format::kRotated) rotate_queries(before * attention_.group, loaded_ * attention_.group, lanes_);
+    fetch_queries();
+  }
+
+  void convert_block(int64_t part_begin, int64_t number) {
+    const int64_t begin = part_begin + number * kKeys;
+    const Range range = seen_in_order(0, rows_, begin, kKeys);
+    float* keys = keys_ + number * kKeys * attention_.head_dim;
+    float* values = values_ + number * kKeys * attention_.padded;
+    uint16_t* key_scales = scales_ + 2 * number * groups() * kKeys;
+    uint16_t* value_scales = key_scales + groups() * kKeys;
+    if (!in_chunks_) {
+      gather_keys(0, begin, range, keys, key_scales);
+      gather_values(0, begin, range, values, value_scales);
+      blocks_[number] = wide_block(keys, values, nullptr, key_scales, value_scales);
+      return;
+    }
+    const KeyBlock<Format> here = in_place(0, begin, range);
+    convert_keys(here, range, keys);
+    convert_values(here, range, values);
+    blocks_[number] = wide_block(keys, values, &here, nullptr, nullptr);
+  }
+
+  void run_rows(int64_t first, int64_t last, int64_t base, int64_t begin) {
+    const Range range = seen_in_order(first, last, begin, kPart);
+    if (range.first >= range.last) return;
+    float* sums = part_.values + (first - base) * attention_.padded;
+    memset(sums, 0, static_cast<size_t>((last - first) * attention_.padded) * sizeof(float));
+    const auto for_blocks = [&](auto&& use) {
+      for (int64_t number = range.first / kKeys; number <= (range.last - 1) / kKeys; ++number) {
+        float* scores = scores_ + number * kKeys;
+        const float* queries = queries_ + first * attention_.head_dim;
+        RowSet set = {attention_.head_dim, queries, scores, scores, kPart, sums, attention_.padded};
+        use(set, blocks_[number], begin + number * kKeys);
+      }
+    };
+    for_blocks(
+        [&](RowSet& set, const Wide& block, int64_t at) { Base::template score<true>(set, block, first, last, at); });
+    weigh_rows(first, last, scores_, begin);
+    for_blocks([&](RowSet& set, const Wide& block, int64_t at) {
+      if constexpr (Format::kScaled) {
+        scale_weights(set, block, last - first, weights_);
+        set.weights = weights_;
+        set.weight_stride = groups() * kKeys;
+      }
+      Base::template add<true>(set, block, first, last, at);
+    });
+  }
+
+  float *keys_, *values_; // of the part at hand: [blocks][head_dim][kKeys], [keys][padded]
+  float* scores_;         // [kRows][kPart]
+  float* weights_;        // of a block times scales, [kRows][groups][kKeys]
+  uint16_t* scales_;      // gathered, [blocks][2][groups][kKeys]
+  float* lanes_;          // [head_dim][16]
+  int64_t loaded_ = 0;    // tokens whose queries are there
+  Wide blocks_[kBlocks];
+};
+
+} // namespace octavo

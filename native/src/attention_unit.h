@@ -1,0 +1,407 @@
+// The rows of a task of attention: which keys they see, their queries, and what is done with them row by row.
+#pragma once
+#include "attention_rows.h"
+#include "attention_scores.h"
+#include "attention_tile.h"
+
+namespace octavo {
+
+// Hands out a thread's memory piece by piece.
+struct Pieces {
+  float* next;
+
+  static int64_t aligned(int64_t floats) { return (floats + 15) / 16 * 16; }
+  float* take(int64_t floats) {
+    float* piece = next;
+    next += aligned(floats);
+    return piece;
+  }
+};
+
+// Rows are heads of tokens, token by token.
+template <class Format> class UnitRows {
+public:
+  using Type = typename Format::Type;
+  using Wide = KeyBlock<Converted<Format>>; // converted to float32
+
+  UnitRows(const Attention& attention, const Row* tokens, int64_t count, int64_t kv_head, Pieces& memory)
+      : attention_(attention), layout_(attention.layer.layout), tokens_(tokens), token_count_(count), kv_head_(kv_head),
+        rows_(count * attention.group), in_chunks_(layout_.block_size % 16 == 0) {
+    queries_ = memory.take(rows_ * attention.head_dim);
+    part_ = States::at(memory.take(States::floats_needed(rows_, attention.padded)), rows_, attention.padded);
+    total_ = States::at(memory.take(States::floats_needed(rows_, attention.padded)), rows_, attention.padded);
+    factors_ = memory.take(2 * States::rounded(rows_));
+    first_keys_ = reinterpret_cast<int32_t*>(memory.take(rows_));
+    last_keys_ = reinterpret_cast<int32_t*>(memory.take(rows_));
+    for (int64_t row = 0; row < rows_; ++row) {
+      const Row& token = tokens[row / attention.group];
+      last_keys_[row] = token.last_key;
+      first_keys_[row] = static_cast<int32_t>(attention.first_key(token.position));
+    }
+  }
+
+  static int64_t floats_needed(const Attention& attention, int64_t tokens) {
+    const int64_t rows = tokens * attention.group;
+    return Pieces::aligned(rows * attention.head_dim) +
+           2 * Pieces::aligned(States::floats_needed(rows, attention.padded)) + 4 * States::rounded(rows);
+  }
+
+  // Whether a token sees a key of this part; and whether it is the first that it sees.
+  bool sees(int64_t token, int64_t part) const {
+    const Row& row = tokens_[token];
+    return attention_.first_key(row.position) < (part + 1) * kPart && row.last_key >= part * kPart;
+  }
+  bool begins_with(int64_t token, int64_t part) const { return attention_.first_part(tokens_[token].position) == part; }
+
+  // Rows first .. last - 1 of the part that ran last join the totals. Sums of the part begin with those of row `base`.
+  void join_rows(int64_t first, int64_t last, int64_t base, int64_t part) {
+    float* keep = factors_;
+    float* take = factors_ + States::rounded(rows_);
+    for (int64_t row = first; row < last; row += 16) {
+      const Joined joined(load(total_.largest + row), load(part_.largest + row));
+      store(keep + row - first, joined.keep);
+      store(take + row - first, joined.take);
+    }
+    for (int64_t row = first; row < last; ++row) {
+      const int64_t token = row / attention_.group;
+      if (!sees(token, part)) continue;
+      float* values = total_.values + row * attention_.padded;
+      const float* more = part_.values + (row - base) * attention_.padded;
+      if (begins_with(token, part)) {
+        memcpy(values, more, static_cast<size_t>(attention_.padded) * sizeof(float));
+        total_.largest[row] = part_.largest[row];
+        total_.weight[row] = part_.weight[row];
+        continue;
+      }
+      join_values(values, more, keep[row - first], take[row - first], attention_.padded);
+      total_.weight[row] = join_weights(total_.weight[row], part_.weight[row], keep[row - first], take[row - first]);
+      if (part_.largest[row] > total_.largest[row]) total_.largest[row] = part_.largest[row];
+    }
+  }
+
+  // states: of the first row's first head; heads follow each other, tokens come `stride` floats apart.
+  void save_part(int64_t part, float* states, int64_t stride) const {
+    for (int64_t row = 0; row < rows_; ++row) {
+      const int64_t token = row / attention_.group;
+      if (!sees(token, part)) continue;
+      float* to = states + token * stride + row % attention_.group * attention_.state_floats() + 16;
+      const SavedState state = {to};
+      state.largest() = part_.largest[row];
+      state.weight() = part_.weight[row];
+      memcpy(to, part_.values + row * attention_.padded, static_cast<size_t>(attention_.padded) * sizeof(float));
+    }
+  }
+
+  // Of rows first .. last - 1 that see no part after this one.
+  void write_outputs(int64_t first, int64_t last, int64_t part) {
+    for (int64_t row = first; row < last; ++row) {
+      if (last_keys_[row] / kPart != part) continue;
+      const int64_t head = kv_head_ * attention_.group + row % attention_.group;
+      float* values = total_.values + row * attention_.padded;
+      write_head(attention_, tokens_[row / attention_.group].token, head, values, total_.largest[row],
+                 total_.weight[row], Format::kRotated);
+    }
+  }
+
+protected:
+  // Counted from somewhere; first >= last when there is none.
+  struct Range {
+    int64_t first, last;
+  };
+  // Tokens whose keys of a block lie in the same place.
+  struct Run {
+    int64_t first, last;
+  };
+
+  void load_queries(int64_t token) {
+    const int64_t width = attention_.heads * attention_.head_dim;
+    const int64_t count = attention_.group * attention_.head_dim; // of one token, contiguous
+    const Vec16 scale = set1(attention_.scale);
+    const float* from = attention_.in + tokens_[token].token * width + kv_head_ * count;
+    float* to = queries_ + token * count;
+    for (int64_t at = 0; at < count; at += 16) {
+      store_up_to(to + at, load_up_to(from + at, count - at) * scale, count - at);
+    }
+  }
+
+  // H q . H k = size q . k, and size is a power of two. Rows are turned as lanes, in `lanes`, [head_dim][16].
+  void rotate_queries(int64_t first, int64_t last, float* lanes) {
+    for (int64_t row = first; row < last; row += 16) rotate_few(row, smaller(16, last - row), lanes);
+  }
+
+  void rotate_few(int64_t first, int64_t count, float* lanes) {
+    const int64_t width = attention_.head_dim;
+    const float part = 1.0f / static_cast<float>(rotation_size(width));
+    float* queries = queries_ + first * width;
+    for (int64_t d = 0; d < width; ++d) {
+      for (int64_t row = 0; row < count; ++row) lanes[16 * d + row] = queries[row * width + d] * part;
+      for (int64_t row = count; row < 16; ++row) lanes[16 * d + row] = 0.0f;
+    }
+    rotate_lanes(lanes, width);
+    for (int64_t d = 0; d < width; ++d) {
+      for (int64_t row = 0; row < count; ++row) queries[row * width + d] = lanes[16 * d + row];
+    }
+  }
+
+  int64_t groups() const { return Format::kScaled ? layout_.groups(attention_.head_dim) : 0; }
+
+  // Those of `count` keys from `begin` on that a row sees.
+  Range range_of(int64_t row, int64_t begin, int64_t count) const {
+    const int64_t first = larger(first_keys_[row] - begin, 0);
+    const int64_t last = smaller(last_keys_[row] + 1 - begin, count);
+    return {smaller(first, count), larger(last, 0)};
+  }
+
+  // Those that any of the rows first_row, first_row + step, .. sees.
+  Range seen(int64_t first_row, int64_t last_row, int64_t step, int64_t begin, int64_t count) const {
+    Range all = {count, 0};
+    for (int64_t row = first_row; row < last_row; row += step) {
+      const Range range = range_of(row, begin, count);
+      if (range.first >= range.last) continue;
+      all.first = smaller(all.first, range.first);
+      all.last = larger(all.last, range.last);
+    }
+    return all;
+  }
+  // The same of rows of one sequence: neither end is less for a later row.
+  Range seen_in_order(int64_t first_row, int64_t last_row, int64_t begin, int64_t count) const {
+    return {range_of(first_row, begin, count).first, range_of(last_row - 1, begin, count).last};
+  }
+  // Those that all of them see.
+  template <bool Ordered> Range common(int64_t first_row, int64_t last_row, int64_t begin, int64_t count) const {
+    if (Ordered) return {range_of(last_row - 1, begin, count).first, range_of(first_row, begin, count).last};
+    Range all = {0, count};
+    for (int64_t row = first_row; row < last_row; ++row) {
+      const Range range = range_of(row, begin, count);
+      all.first = larger(all.first, range.first);
+      all.last = smaller(all.last, range.last);
+    }
+    return all;
+  }
+  Range seen(Run run, int64_t begin, int64_t count) const {
+    const int64_t group = attention_.group;
+    return seen(run.first * group, run.last * group, group, begin, count);
+  }
+
+  const uint8_t* block_of(int64_t token, int64_t position) const {
+    return attention_.layer.block(attention_.layer.table(tokens_[token].slot)[position / layout_.block_size]);
+  }
+
+  // Chunks that nobody sees may have no cache block: they borrow another's address, and their scores are dropped.
+  KeyBlock<Format> in_place(int64_t token, int64_t begin, Range range) const {
+    KeyBlock<Format> block{};
+    block.key_stride = layout_.block_size * layout_.bits / (8 * static_cast<int64_t>(sizeof(Type)));
+    block.value_stride = layout_.value_row() / static_cast<int64_t>(sizeof(Type));
+    block.scale_stride = layout_.block_size;
+    for (int64_t chunk = 0; chunk < kChunks; ++chunk) {
+      const int64_t position = begin + 16 * smaller(larger(chunk, range.first / 16), (range.last - 1) / 16);
+      const int64_t offset = position % layout_.block_size;
+      const uint8_t* data = block_of(token, position);
+      block.keys[chunk] = reinterpret_cast<const Type*>(data + layout_.keys_at(kv_head_)) + key_offset(offset);
+      block.values[chunk] =
+          reinterpret_cast<const Type*>(data + layout_.values_at(kv_head_)) + offset * block.value_stride;
+      if constexpr (Format::kScaled) {
+        block.key_scales[chunk] = reinterpret_cast<const uint16_t*>(data + layout_.key_scales_at(kv_head_)) + offset;
+        block.value_scales[chunk] =
+            reinterpret_cast<const uint16_t*>(data + layout_.value_scales_at(kv_head_)) + offset;
+      }
+    }
+    return block;
+  }
+
+  // Where the key at `offset` of a block begins.
+  static int64_t key_offset(int64_t offset) { return Format::kPairs && sizeof(Type) == 2 ? 2 * offset : offset; }
+
+  // Keys as [head_dim][kKeys], values as [kKeys][padded]. Scales stay where they are, or were gathered.
+  Wide wide_block(const float* keys, const float* values, const KeyBlock<Format>* place, const uint16_t* key_scales,
+                  const uint16_t* value_scales) const {
+    Wide block{};
+    if constexpr (Format::kScaled) {
+      block.scale_stride = place == nullptr ? kKeys : place->scale_stride;
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        block.key_scales[chunk] = place == nullptr ? key_scales + 16 * chunk : place->key_scales[chunk];
+        block.value_scales[chunk] = place == nullptr ? value_scales + 16 * chunk : place->value_scales[chunk];
+      }
+    }
+    block.key_stride = kKeys;
+    block.value_stride = attention_.padded;
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      block.keys[chunk] = keys + 16 * chunk;
+      block.values[chunk] = values + 16 * chunk * attention_.padded;
+    }
+    return block;
+  }
+
+  // [head_dim][kKeys]
+  void convert_keys(const KeyBlock<Format>& block, Range range, float* keys) const {
+    for (int64_t chunk = range.first / 16; chunk < (range.last + 15) / 16; ++chunk) {
+      float* out = keys + 16 * chunk;
+      for (int64_t d = 0; d < attention_.head_dim; d += Format::kPairs ? 2 : 1) {
+        const Type* from = block.keys[chunk] + d * block.key_stride;
+        if constexpr (Format::kPairs) {
+          Vec16 even;
+          Vec16 odd;
+          Format::load32(from, even, odd);
+          store(out + d * kKeys, even);
+          if (d + 1 < attention_.head_dim) store(out + (d + 1) * kKeys, odd);
+        } else {
+          store(out + d * kKeys, Format::load16(from));
+        }
+      }
+    }
+  }
+
+  // [kKeys][padded]
+  void convert_values(const KeyBlock<Format>& block, Range range, float* values) const {
+    for (int64_t key = range.first; key < range.last; ++key) {
+      convert_value(block.values[key / 16] + (key % 16) * block.value_stride, values + key * attention_.padded);
+    }
+  }
+
+  void convert_value(const Type* value, float* out) const {
+    int64_t at = 0;
+    for (; at + 32 <= attention_.head_dim; at += 32) {
+      Vec16 first;
+      Vec16 second;
+      Format::load32(Format::at(value, at), first, second);
+      store(out + at, first);
+      store(out + at + 16, second);
+    }
+    for (; at + 16 <= attention_.head_dim; at += 16) store(out + at, Format::load16(Format::at(value, at)));
+    for (int64_t i = 0; at + i < attention_.head_dim; ++i) out[at + i] = Format::load_rest(Format::at(value, at), i);
+  }
+
+  // For block sizes that chunks of 16 do not fit.
+  void gather_keys(int64_t token, int64_t begin, Range range, float* keys, uint16_t* scales) const {
+    const int64_t stride = layout_.block_size * layout_.bits / (8 * static_cast<int64_t>(sizeof(Type)));
+    for (int64_t key = 0; key < kKeys; ++key) {
+      float* column = keys + key;
+      const bool in_range = key >= range.first && key < range.last;
+      const int64_t position = begin + (in_range ? key : range.first);
+      const int64_t offset = position % layout_.block_size;
+      const uint8_t* data = block_of(token, position);
+      const Type* from = reinterpret_cast<const Type*>(data + layout_.keys_at(kv_head_)) + key_offset(offset);
+      for (int64_t d = 0; d < attention_.head_dim; ++d) {
+        const int64_t within = Format::kPairs ? d % 2 : 0;
+        column[d * kKeys] = Format::load_rest(from + (d - within) * stride, within);
+      }
+      gather_scales(data + layout_.key_scales_at(kv_head_), offset, scales + key);
+    }
+  }
+
+  void gather_values(int64_t token, int64_t begin, Range range, float* values, uint16_t* scales) const {
+    for (int64_t key = range.first; key < range.last; ++key) {
+      const uint8_t* data = block_of(token, begin + key);
+      const int64_t offset = (begin + key) % layout_.block_size;
+      const uint8_t* value = data + layout_.values_at(kv_head_) + offset * layout_.value_row();
+      convert_value(reinterpret_cast<const Type*>(value), values + key * attention_.padded);
+      gather_scales(data + layout_.value_scales_at(kv_head_), offset, scales + key);
+    }
+  }
+
+  // [groups][kKeys]
+  void gather_scales(const uint8_t* data, int64_t offset, uint16_t* scales) const {
+    const uint16_t* from = reinterpret_cast<const uint16_t*>(data) + offset;
+    for (int64_t group = 0; group < groups(); ++group) scales[group * kKeys] = from[group * layout_.block_size];
+  }
+
+  // Scores of rows first .. last - 1 over the part at `begin` become weights.
+  void weigh_rows(int64_t first, int64_t last, float* scores, int64_t begin) {
+    const auto scores_of = [&](int64_t row) {
+      const Range range = range_of(row, begin, kPart);
+      return SeenScores{scores + (row - first) * kPart, static_cast<int>(range.first), static_cast<int>(range.last)};
+    };
+    for (int64_t row = first; row < last; ++row) {
+      const SeenScores seen_scores = scores_of(row);
+      if (seen_scores.first >= seen_scores.last) continue;
+      if (attention_.softcap > 0.0f) seen_scores.cap(attention_.softcap);
+      const int64_t head = kv_head_ * attention_.group + row % attention_.group;
+      const int64_t distance = begin - tokens_[row / attention_.group].position;
+      if (attention_.slopes != nullptr) seen_scores.lean(attention_.slopes[head] * kLog2E, distance);
+      if (attention_.distances != nullptr) {
+        const float* of_head = attention_.distances + head * (2 * attention_.reach + 32);
+        seen_scores.add_by_distance(of_head, kLog2E, attention_.reach, distance);
+      }
+      seen_scores.hide_others();
+      part_.largest[row] = seen_scores.largest_score();
+    }
+    for (int64_t row = first; row < last; ++row) {
+      const SeenScores seen_scores = scores_of(row);
+      if (seen_scores.first < seen_scores.last) part_.weight[row] = seen_scores.to_weights(part_.largest[row]);
+    }
+  }
+
+  // Weights times the scales of the values, group by group, of `count` rows. Those of keys that nobody sees are
+  // anything.
+  template <class Source>
+  void scale_weights(const RowSet& set, const KeyBlock<Source>& block, int64_t count, float* weights) const {
+    if constexpr (Format::kScaled) {
+      for (int64_t group = 0; group < groups(); ++group) {
+        for (int chunk = 0; chunk < kChunks; ++chunk) {
+          const Vec16 scale = load_bf16(block.value_scales[chunk] + group * block.scale_stride) * set1(Format::kUnit);
+          for (int64_t row = 0; row < count; ++row) {
+            const Vec16 weight = load(set.scores + row * kPart + 16 * chunk);
+            store(weights + (row * groups() + group) * kKeys + 16 * chunk, weight * scale);
+          }
+        }
+      }
+    }
+  }
+
+  // Of rows first .. last - 1, which are the rows 0 .. of the set, and the block at `begin`. Ordered: they are of one
+  // sequence.
+  template <bool Ordered, class Source>
+  void score(const RowSet& set, const KeyBlock<Source>& block, int64_t first, int64_t last, int64_t begin) const {
+    for_row_tiles<kRowsAtOnce<Source>>(first, last, [&](int64_t row, auto count) {
+      const Range range =
+          Ordered ? seen_in_order(row, row + count.value, begin, kKeys) : seen(row, row + count.value, 1, begin, kKeys);
+      if (range.first >= range.last) return;
+      score_rows<Source, count.value>(set, block, row - first, static_cast<int>(range.first / 16),
+                                      static_cast<int>((range.last + 15) / 16));
+    });
+  }
+
+  template <bool Ordered, class Source>
+  void add(const RowSet& set, const KeyBlock<Source>& block, int64_t first, int64_t last, int64_t begin) const {
+    for_row_tiles<kRowsAtOnce<Source>>(first, last, [&](int64_t row, auto count) {
+      add_values<Ordered, Source, count.value>(set, block, row, row - first, begin);
+    });
+  }
+
+  // Keys that all rows of the tile see are multiplied for all at once; the others row by row, for a row must not meet
+  // the value of a key it does not see, not even with weight 0: that value may be infinite.
+  template <bool Ordered, class Source, int Rows>
+  void add_values(const RowSet& set, const KeyBlock<Source>& block, int64_t row, int64_t place, int64_t begin) const {
+    const Range all = common<Ordered>(row, row + Rows, begin, kKeys);
+    const bool any = all.first < all.last;
+    for (int r = 0; r < Rows && (!any || all.first > 0); ++r) {
+      const Range range = range_of(row + r, begin, kKeys);
+      add_row_values(set, block, place + r, {range.first, any ? all.first : range.last});
+    }
+    if (!any) return;
+    value_rows<Source, Rows>(set, block, place, static_cast<int>(all.first), static_cast<int>(all.last));
+    for (int r = 0; r < Rows && all.last < kKeys; ++r) {
+      add_row_values(set, block, place + r, {all.last, range_of(row + r, begin, kKeys).last});
+    }
+  }
+
+  template <class Source>
+  void add_row_values(const RowSet& set, const KeyBlock<Source>& block, int64_t place, Range range) const {
+    if (range.first >= range.last) return;
+    value_rows<Source, 1>(set, block, place, static_cast<int>(range.first), static_cast<int>(range.last));
+  }
+
+  const Attention& attention_;
+  const CacheLayout& layout_;
+  const Row* tokens_;
+  int64_t token_count_;
+  int64_t kv_head_;
+  int64_t rows_;
+  bool in_chunks_;
+  float* queries_;
+  States part_, total_;
+  float* factors_;
+  int32_t *first_keys_, *last_keys_; // of the rows
+};
+
+} // namespace octavo
