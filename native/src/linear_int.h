@@ -202,6 +202,21 @@ Ahead ahead_of(const Strip& strip, int panels, int64_t next, int64_t units, int 
   return ahead;
 }
 
+// The same of the planes behind the first: scales and what else belongs to these units.
+inline void fetch_planes(const uint8_t* panels, const PanelLayout& at, int count, int64_t first, int64_t last,
+                         int64_t units) {
+  const int64_t plane[] = {at.high, at.super_scale, at.super_min, at.scale, at.min, at.bytes};
+  for (int i = 0; i < 5; ++i) {
+    const int64_t size = plane[i + 1] - plane[i];
+    if (size == 0) continue;
+    for (int p = 0; p < count; ++p) {
+      const uint8_t* from = panels + p * at.bytes + plane[i];
+      for (int64_t byte = size * first / units; byte < size * last / units; byte += 64)
+        __builtin_prefetch(from + byte, 0, 2);
+    }
+  }
+}
+
 template <int Number, Coding C>
 void many_int_rows(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int rows, float* total,
                    float* scratch) {
@@ -224,6 +239,10 @@ void many_int_rows(const Strip& strip, int panels, const LinearInputs& in, int64
       }
     const IntInputs<Number, C> from(in, row, first);
     const Ahead ahead = ahead_of<Number>(strip, panels, first + kRun, units, kRun, tiles * count);
+    if (ahead.first) {
+      const int64_t start = first + kRun < units ? first + kRun : 0, end = start + kRun < units ? start + kRun : units;
+      fetch_planes(start > 0 ? strip.panels : strip.next, strip.layout, panels, start, end, units);
+    }
     const IntTile tile{codes, count,     from.codes,  in.layout.rows, scales, mins,
                        from.scales, from.sums, from.starts, total, ahead,
                        first + kRun >= units ? strip.out : nullptr, strip.out_stride};
