@@ -83,7 +83,7 @@ inline void fetch(const Ahead& ahead, int unit) {
   const int to = from + ahead.each < ahead.most ? from + ahead.each : ahead.most;
   const int mask = (1 << ahead.lines) - 1;
   for (int line = from; line < to; ++line)
-    __builtin_prefetch(ahead.first + (line >> ahead.lines) * ahead.stride + (line & mask) * 64, 0, 2);
+    __builtin_prefetch(ahead.first + (line >> ahead.lines) * ahead.stride + (line & mask) * 64, 0, 3);
 }
 
 // The lines that a tile's results will be written to: a row's are far from the next one's, and few stores can wait.
