@@ -5,6 +5,7 @@
     python -m benchmarks.ops linear --formats bf16 --bf16 pairs    by VDPBF16PS where that is not the faster way
     python -m benchmarks.ops attention --types float16 int8 --contexts 2048 8192 --shapes llama3-8b
     python -m benchmarks.ops rest --json ops.json                 what is between them; --json: for other programs
+    python -m benchmarks.ops draws --logits peaked --draw-rows 64  every sampler
     python -m benchmarks.ops curves --out docs/pictures           steps of whole models as batch, context and model grow
 
 A kernel is bound by what it has to read (the ceiling is what the team reads of a working set of that size: memory, or
@@ -20,12 +21,12 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ops import attention, curves, linear, rest
+from benchmarks.ops import attention, curves, draws, linear, rest
 from benchmarks.ops.measure import Bench, Figure, Work, benches
 from octavo.config.machine import read_machine
 from octavo.kernels.choose import bf16_choice
 
-GROUPS = ("linear", "attention", "rest")
+GROUPS = ("linear", "attention", "rest", "draws")
 BF16 = ("auto", "floats", "pairs")
 
 
@@ -126,6 +127,10 @@ def _works(made: Sequence[Bench], options: argparse.Namespace) -> Iterator[tuple
         )
     if "rest" in groups:
         yield from rest.works(made)
+    if "draws" in groups:
+        yield from draws.works(
+            made, draws.Draws(options.samplers, options.vocabularies, options.draw_rows, options.logits)
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -156,6 +161,11 @@ def _parser() -> argparse.ArgumentParser:
     _flag(group, "--contexts", contexts.contexts, "tokens that are cached")
     _flag(group, "--batches", contexts.batches, "sequences in a decode step")
     _flag(group, "--prompts", contexts.prompts, "tokens of a prompt")
+    group, drawn = parser.add_argument_group("draws"), draws.Draws()
+    _flag(group, "--samplers", drawn.samplers, "and rules, each alone", draws.SAMPLERS)
+    _flag(group, "--vocabularies", drawn.vocabularies, "entries of a row")
+    _flag(group, "--draw-rows", drawn.rows, "rows of logits in a step")
+    _flag(group, "--logits", drawn.logits, "how unlike each other they are", draws.LOGITS)
     return parser
 
 

@@ -9,7 +9,7 @@ from benchmarks.ops.linear import copies_of, product_of, random_weight
 from benchmarks.ops.measure import Bench, Work
 from octavo.kernels.cpu.allocate import aligned_bytes
 from octavo.kernels.cpu.cache import NativeCache
-from octavo.kernels.cpu.instruction import Axis, Buffer, Ids
+from octavo.kernels.cpu.instruction import Buffer, Ids
 from octavo.kernels.cpu.program import NativeProgram, ProgramLimits
 from octavo.kernels.cpu.recorder import ProgramRecorder
 from octavo.kernels.cpu.step import NativeStep
@@ -21,15 +21,6 @@ HIDDEN, INNER, VOCAB, HEADS, KV_HEADS, WIDTH = 576, 1536, 49152, 9, 3, 64  # Smo
 TOKENS = (1, 64, 512)
 _COPIES = 64
 _BLOCK = 16
-_DRAWS: dict[str, dict[str, float]] = {
-    "greedy": {"temperature": 0.0},
-    "temperature": {},
-    "top-k 50": {"top_k": 50},
-    "top-p 0.9": {"top_p": 0.9},
-    "top-k 50, top-p 0.9": {"top_k": 50, "top_p": 0.9},
-    "min-p 0.05": {"min_p": 0.05},
-}
-
 Emit = Callable[[ProgramRecorder, Buffer], object]
 
 
@@ -49,8 +40,6 @@ def works(benches: Sequence[Bench], tokens: Sequence[int] = TOKENS) -> Iterator[
         table = random_weight(bench, "bf16", VOCAB, HIDDEN)
         for rows in (1, 64):
             yield bench, product_of(bench, copies_of(table, 512 if rows == 1 else 0), rows, "exact", "head")
-            for name, rules in _DRAWS.items():
-                yield bench, _draw(bench, rows, name, rules)
         for target in (Format.Q8_0, Format.Q4_1):
             yield bench, _rounding(bench, target)
         yield bench, _memcpy()
@@ -127,24 +116,6 @@ def _rotation(bench: Bench, tokens: int, dtype: str) -> Work:
     moved = tokens * (4 * (qkv.width + HEADS * WIDTH) + layer // _BLOCK)
     work = 3 * tokens * (HEADS + KV_HEADS) * WIDTH
     return Work("rope, cache write", f"{tokens} to {dtype}", lambda: program.run(step), _COPIES, moved, work, moved)
-
-
-def _draw(bench: Bench, rows: int, name: str, rules: dict[str, float]) -> Work:
-    """A token of each row of logits, which one pass over the vocabulary at least has to read."""
-    recorder = ProgramRecorder(bench.library)
-    logits = recorder.input(VOCAB, Axis.ROWS)
-    recorder.sample(logits, logits)
-    program = NativeProgram(bench.library, bench.team, recorder.instructions, ProgramLimits(rows, rows), fused=False)
-    program.view(logits, rows)[:] = 2 * _numbers(rows, VOCAB)
-    records = np.zeros(rows, SAMPLING_RECORD)
-    records["temperature"], records["top_p"], records["repetition_penalty"] = 1.0, 1.0, 1.0
-    records["logprobs"], records["seed"] = -1, np.arange(rows)
-    for field, value in rules.items():
-        records[field] = value
-    step = _step(rows)
-    step.set_rows(np.arange(rows, dtype=np.int32), records)
-    moved = 4 * rows * VOCAB
-    return Work(f"draw {name}", f"{rows} x {VOCAB}", lambda: program.run(step), 1, moved, rows * VOCAB, moved)
 
 
 def _rounding(bench: Bench, target: Format) -> Work:

@@ -54,15 +54,16 @@ inline int64_t collect_top(const float* x, int64_t count, int64_t k, Candidate* 
   return found;
 }
 
-// The last of the best candidates whose betters weigh less than `share` in sum; candidates are permuted.
-inline Candidate nucleus_edge(Candidate* candidates, int64_t count, double share) {
+// Of candidates in the order `ahead`, the last that is needed for their weights to reach `share` in sum. They are permuted.
+template <class Ahead>
+Candidate edge_of(Candidate* candidates, int64_t count, double share, const Ahead& ahead) {
   constexpr int64_t kFew = 64;
   int64_t low = 0;
   int64_t high = count;
-  double before = 0.0; // weight of candidates[0 .. low), all better than the rest
+  double before = 0.0; // weight of candidates[0 .. low), all ahead of the rest
   while (high - low > kFew) {
     const int64_t middle = (low + high) / 2;
-    std::nth_element(candidates + low, candidates + middle, candidates + high, better);
+    std::nth_element(candidates + low, candidates + middle, candidates + high, ahead);
     double half = 0.0;
     for (int64_t i = low; i < middle; ++i) half += candidates[i].weight;
     if (before + half < share) {
@@ -72,7 +73,7 @@ inline Candidate nucleus_edge(Candidate* candidates, int64_t count, double share
       high = middle;
     }
   }
-  std::sort(candidates + low, candidates + high, better);
+  std::sort(candidates + low, candidates + high, ahead);
   int64_t edge = low;
   for (int64_t i = low; i < high && before < share; ++i) {
     edge = i;

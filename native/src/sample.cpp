@@ -121,59 +121,35 @@ float least_logit(const Row& row) {
   return static_cast<float>(static_cast<double>(row.weighing.largest) + temperature * (::log(share) - slack));
 }
 
-// Candidates in vocabulary order, to memory from allocate(count).
-template <class Allocate> int64_t list_candidates(const Row& row, Allocate&& allocate, Candidate*& list) {
-  int64_t count = 0;
+// Candidates in vocabulary order with their weights, in memory from allocate(count).
+template <class Allocate> Shortlist list_candidates(const Row& row, Allocate&& allocate) {
+  Shortlist left(nullptr, 0);
   if (filters_by_rank(row.rules, row.vocab)) {
-    list = allocate(std::max(top_capacity(row.rules.top_k), int64_t{2} * row.rules.top_k));
-    count = collect_top(row.logits, row.vocab, row.rules.top_k, list);
-    std::sort(list, list + count, [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+    const int64_t capacity = std::max(top_capacity(row.rules.top_k), int64_t{2} * row.rules.top_k);
+    Candidate* best = allocate(capacity + Shortlist::room(row.rules.top_k));
+    const int64_t count = collect_top(row.logits, row.vocab, row.rules.top_k, best);
+    std::sort(best, best + count, [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
+    left = Shortlist(best + capacity, row.rules.top_k);
+    for (int64_t i = 0; i < count; ++i) left.add(best[i].value, best[i].id);
   } else {
-    const float threshold = nextafterf(least_logit(row), -INFINITY);
-    for_above(row.logits, row.vocab, threshold, [&](int64_t) { ++count; });
-    list = allocate(2 * count);
-    int64_t next = 0;
-    for_above(row.logits, row.vocab, threshold, [&](int64_t index) {
-      list[next++] = {row.logits[index], static_cast<int32_t>(index), 0.0};
-    });
+    left = Shortlist(allocate(Shortlist::room(row.vocab)), row.vocab);
+    left.add_above(row.logits, row.vocab, nextafterf(least_logit(row), -INFINITY));
   }
-  const double largest = static_cast<double>(row.weighing.largest);
-  for (int64_t i = 0; i < count; ++i) {
-    list[i].weight = ::exp((static_cast<double>(list[i].value) - largest) / static_cast<double>(row.rules.temperature));
-  }
-  return count;
-}
-
-double total_of(const Candidate* list, int64_t count) {
-  double total = 0.0;
-  for (int64_t i = 0; i < count; ++i) total += list[i].weight;
-  return total;
-}
-
-template <class Keep> int64_t filter(Candidate* list, int64_t count, Keep&& keep) {
-  return std::remove_if(list, list + count, [&](const Candidate& c) { return !keep(c); }) - list;
+  left.weigh(static_cast<double>(row.rules.temperature), static_cast<double>(row.weighing.largest));
+  return left;
 }
 
 template <class Allocate> int32_t draw_filtered(const Row& row, double number, Allocate&& allocate) {
-  Candidate* list = nullptr;
-  int64_t count = list_candidates(row, allocate, list);
+  Shortlist left = list_candidates(row, allocate);
   if (row.rules.min_p > 0.0f) {
     const double least = static_cast<double>(row.rules.min_p);
-    count = filter(list, count, [=](const Candidate& c) { return c.weight >= least; });
+    left.keep([&](int64_t i) { return left.weight(i) >= least; });
   }
-  if (row.rules.top_p < 1.0f && count > 1) {
-    const double total =
-        row.piece_weights != nullptr ? total_of(row.piece_weights, pieces_of(row.vocab)) : total_of(list, count);
-    std::copy(list, list + count, list + count);
-    const Candidate edge = nucleus_edge(list + count, count, static_cast<double>(row.rules.top_p) * total);
-    count = filter(list, count, [=](const Candidate& c) { return !better(edge, c); });
+  if (row.rules.top_p < 1.0f) {
+    const double total = row.piece_weights != nullptr ? total_of(row.piece_weights, pieces_of(row.vocab)) : left.total();
+    left.keep_nucleus(static_cast<double>(row.rules.top_p) * total);
   }
-  double left = number * total_of(list, count);
-  for (int64_t i = 0; i + 1 < count; ++i) {
-    if (left < list[i].weight) return list[i].id;
-    left -= list[i].weight;
-  }
-  return list[count - 1].id;
+  return left.id(left.at_share(number));
 }
 
 // Log-probabilities of the unprocessed logits: the token's, its rank, the likeliest.
@@ -277,7 +253,7 @@ Candidate* candidates(Team& team, int thread, int64_t count) {
 int32_t draw(Team& team, int thread, const OctavoSampling& rules, const Row& row, float* mu) {
   if (rules.temperature <= 0.0f) return row.best;
   if (is_shaped(rules)) {
-    return draw_shaped(row.logits, row.vocab, rules, candidates(team, thread, 2 * row.vocab), mu);
+    return draw_shaped(row.logits, row.vocab, rules, candidates(team, thread, Shortlist::room(row.vocab)), mu);
   }
   const double number = uniform(rules.seed, rules.output_index);
   if (!filters_by_rank(rules, row.vocab) && !(rules.min_p > 0.0f) && !(rules.top_p < 1.0f)) {

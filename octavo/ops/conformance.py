@@ -366,6 +366,23 @@ def _shaped_cases() -> Iterator[Case]:
     yield _sampling("DRY, window and breakers", repeating(dry_window=9, dry_breakers=(12, 3), dry_allowed_length=0))
 
 
+def _equal_cases() -> Iterator[Case]:
+    """Filters that rank, where the last token that they keep is one of many equals; and where one is far from all."""
+
+    def rows(**fields: Any) -> list[RowRules]:
+        return [_rules(Sampling(seed=9 + i, **fields), i) for i in range(24)]
+
+    def equal() -> Array:
+        return np.full((24, _VOCAB), -7.0, np.float32)
+
+    yield _sampling("top-p, ties", rows(top_p=0.6), _tied)
+    yield _sampling("top-p, all equal", rows(top_p=0.6), equal)
+    yield _sampling("top-p, some far below", rows(top_p=0.9), _with_outliers)
+    yield _sampling("typical, ties", rows(shaping=Shaping(typical_p=0.4)), _tied)
+    yield _sampling("typical, all equal", rows(shaping=Shaping(typical_p=0.7)), equal)
+    yield _sampling("mirostat 1, ties", _with_mu(rows(shaping=Shaping(mirostat=1, mirostat_tau=3.0))), _tied)
+
+
 def _sampling_cases() -> Iterator[Case]:
     def many(**fields: Any) -> list[RowRules]:
         return [_rules(Sampling(seed=7 + index, **fields), index) for index in range(24)]
@@ -407,6 +424,7 @@ def _sampling_cases() -> Iterator[Case]:
     banned = [_rules(Sampling(temperature=0.0, logit_bias=((1, 9.0),)), i, (1, 2, 400)) for i in range(4)]
     yield _sampling("banned ids", banned)
     yield from _shaped_cases()
+    yield from _equal_cases()
     words = tuple(int(word) for word in np.random.default_rng(5).integers(0, 1 << 32, 17))
     sparse = (0, 1 << 31, 0xFFFFFFFF, 0, 1 << 7, *[0] * 11, 1 << 4)  # the last word's bits pass the vocabulary
     for name, permitted in (("dense", words), ("sparse", sparse)):
@@ -424,6 +442,17 @@ def _sampling_cases() -> Iterator[Case]:
     yield _sampling("large logits", many(), lambda: numbers(43, 24, _VOCAB, scale=300.0))
     mixed = [_rules(Sampling(temperature=i % 2, top_k=i, seed=i, logprobs=None), i) for i in range(6)]
     yield _sampling("mixed rows", mixed)
+
+
+def _tied() -> Array:
+    """Few different logits, each many times: the last token that a filter keeps is one of equals."""
+    return np.round(numbers(45, 24, _VOCAB, scale=1.5))
+
+
+def _with_outliers() -> Array:
+    values = numbers(46, 24, _VOCAB)
+    values[:, ::97] = -1e30
+    return values
 
 
 def _broken() -> Array:

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from benchmarks.ops import __main__ as command
-from benchmarks.ops import curves, measure, rest
+from benchmarks.ops import curves, draws, measure, rest
 
 SMALL = [
     *("--threads", "1", "--repeats", "1", "--formats", "q8_0", "bf16", "--rows", "64", "--cols", "64"),
     *("--tokens", "1", "4", "--megabytes", "1", "--types", "int8", "--contexts", "64", "--batches", "2"),
-    *("--prompts", "32"),
+    *("--prompts", "32", "--vocabularies", "512", "--draw-rows", "2"),
 ]
 
 
@@ -32,7 +32,7 @@ def test_every_kernel_has_a_line_and_the_nearer_ceiling(tmp_path, capsys):
     assert names == {
         *("linear", "head", "attention decode", "attention prefill", "rms_norm", "layer_norm", "act_mul silu"),
         *("select_rows", "embed bf16", "rope, cache write", "quantize to q8_0", "quantize to q4_1"),
-        *(f"draw {kind}" for kind in rest._DRAWS),
+        *(f"draw {kind}" for kind in draws.SAMPLERS),
         "memcpy, one thread",
     }
     assert {figure["detail"].split()[-1] for figure in figures if figure["op"] == "rope, cache write"} >= {"int4"}
