@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, TypeVar, cast
 
 from octavo.engine.client import EngineInfo, EngineStats, Pause
+from octavo.engine.journal import Journal
 from octavo.engine.meter import EngineMeter
 from octavo.engine.transport import (
     CacheWasReset,
@@ -17,6 +18,7 @@ from octavo.engine.transport import (
     Outputs,
     PauseEngine,
     ProfileChanged,
+    Ready,
     Refused,
     ResetPrefixCache,
     ResumeEngine,
@@ -33,6 +35,7 @@ from octavo.execution.sleep import Part
 from octavo.flow.delta import TextDelta
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import SequenceOutput
+from octavo.telemetry.log import logger
 from octavo.telemetry.metrics import MetricsSink, NoMetrics
 
 T = TypeVar("T")
@@ -49,6 +52,9 @@ class EngineLink(Protocol):
 
     @property
     def lost(self) -> bool: ...
+
+    @property
+    def returning(self) -> bool: ...
 
     def attach(self, on_message: Callable[[ToFrontend], None], on_death: Callable[[str], None]) -> None: ...
 
@@ -160,6 +166,7 @@ class AsyncEngine:
         self.meter = EngineMeter(sink or NoMetrics())
         self._max_waiting = max_waiting
         self._streams: dict[str, RequestStream] = {}
+        self._journal = Journal()
         self._resets: deque[asyncio.Future[bool]] = deque()
         self._sleeps: deque[asyncio.Future[None]] = deque()  # answers to come, to sleep and wake
         self._profiles: deque[asyncio.Future[ProfileChanged]] = deque()
@@ -216,7 +223,8 @@ class AsyncEngine:
             )
         if not self._link.alive:
             self.meter.rejected("503")
-            raise EngineDeadError("the engine is not running")
+            again = "is being started again; try again in a few seconds" if self._link.returning else "is not running"
+            raise EngineDeadError(f"the engine {again}")
         stream = RequestStream(requests, self._close_stream)
         self._idle.clear()
         try:
@@ -233,6 +241,7 @@ class AsyncEngine:
             raise InternalError(f"request id {request.id!r} is in use")
         self._link.send(Submit(request))
         self._streams[request.id] = stream
+        self._journal.add(request)
         self._outputs.add(request)
         self.meter.admitted(request)
 
@@ -357,6 +366,8 @@ class AsyncEngine:
                 _answer(self._resets, done)
             case SleepChanged(level, kind, text):
                 self._handle_sleep(level, error_of(kind, text) if kind else None)
+            case Ready():
+                self._go_on()
             case ProfileChanged():
                 error = error_of(message.kind, message.message) if message.kind else None
                 _answer(self._profiles, message, error)
@@ -365,29 +376,37 @@ class AsyncEngine:
 
     def _handle_outputs(self, outputs: Sequence[SequenceOutput], stats: EngineStats) -> None:
         self.stats = stats
+        outputs, wrong = self._journal.news(outputs)
         self.meter.stepped(outputs, stats)
         for condition, waiter in self._watchers:
             if condition(stats) and not waiter.done():
                 waiter.set_result(None)
         streams = self._streams
-        for delta in self._outputs.push([output for output in outputs if output.request_id in streams]):
+        for delta in self._outputs.push(outputs):
             stream = streams.get(delta.request_id)
             if stream is None:
                 continue
             stream.push(delta)
             if delta.finish_reason is not None:
                 self.meter.delivered(delta)
+                self._journal.end(delta.request_id, delta.index)
                 if delta.request_id not in stream.unfinished:
                     self._forget(delta.request_id)
         if cancels := self._outputs.take_cancels():
             self._cancel(tuple(cancels))
         if ends := self._outputs.take_ends():
             self._cancel((), tuple(ends))
+        for request_id, error in wrong.items():
+            self._fail(request_id, error)
 
     def _handle_refusal(self, request_id: str, error: OctavoError) -> None:
+        if request_id in self._streams:
+            self.meter.rejected(str(error.status))
+            self._fail(request_id, error)
+
+    def _fail(self, request_id: str, error: OctavoError) -> None:
         stream = self._streams.get(request_id)
         if stream is not None:
-            self.meter.rejected(str(error.status))
             self._close_stream(stream)
             stream.fail(error)
 
@@ -398,14 +417,32 @@ class AsyncEngine:
     def _handle_death(self, reason: str) -> None:
         self.stats = EngineStats()
         self.meter.lost()
-        self.fail_all(f"the engine stopped: {reason}")
+        reason = f"the engine stopped: {reason}"
+        if not self._link.returning:
+            self.fail_all(reason)
+            return
+        for request_id in self._journal.death():
+            self._fail(request_id, EngineDeadError(f"{reason}; twice with this request, so it is not tried again"))
+        self._fail_orders(EngineDeadError(reason))
+
+    def _go_on(self) -> None:
+        """Give an engine that was started again what the one before it had; see `Journal`."""
+        waiting = self._journal.unsent()
+        if waiting:
+            logger("engine").warning("%d requests go on in the engine that was started again", len(waiting))
+        for request, ended in waiting:
+            self._link.send(Submit(request))
+            if ended:
+                self._cancel((), tuple((request.id, index) for index in ended))
 
     def fail_all(self, reason: str) -> None:
         """Everybody who waits for the engine is told that it has ended."""
         for stream in set(self._streams.values()):
             self._close_stream(stream)
             stream.fail(EngineDeadError(reason))
-        gone = EngineDeadError(reason)
+        self._fail_orders(EngineDeadError(reason))
+
+    def _fail_orders(self, gone: EngineDeadError) -> None:
         watchers = deque(waiter for _, waiter in self._watchers)
         for waiters in (self._resets, self._sleeps, self._profiles, watchers):
             while waiters:
@@ -426,6 +463,7 @@ class AsyncEngine:
 
     def _forget(self, request_id: str) -> None:
         del self._streams[request_id]
+        self._journal.drop(request_id)
         self._outputs.drop(request_id)
         if not self._streams:
             self._idle.set()

@@ -63,6 +63,7 @@ class EngineSupervisor:
         self._lives = 0
         self._info: EngineInfo | None = None
         self._closing = False
+        self._returning = False
         self._on_message: Callable[[ToFrontend], None] = lambda _message: None
         self._on_death: Callable[[str], None] = lambda _reason: None
         self._log = logger("supervisor")
@@ -90,12 +91,18 @@ class EngineSupervisor:
         return self._info is not None and not self.alive and not self._tasks
 
     @property
+    def returning(self) -> bool:
+        """The engine has ended, and is being started again."""
+        return self._returning and not self._closing
+
+    @property
     def process_id(self) -> int | None:
         """Of the engine process; None when there is none."""
         return self._life.process.pid if self._life else None
 
     def attach(self, on_message: Callable[[ToFrontend], None], on_death: Callable[[str], None]) -> None:
-        """Where messages and the news of an engine's death go; both are called on the event loop."""
+        """Where messages and the news of an engine's death go; both are called on the event loop. Of an engine that
+        was started again `Ready` is the first message; whether one comes, `returning` tells."""
         self._on_message = on_message
         self._on_death = on_death
 
@@ -145,10 +152,11 @@ class EngineSupervisor:
         if self._closing or self._info is None:
             return
         self._log.error("the engine process ended: %s", reason)
-        self._on_death(reason)
         if time.monotonic() - self._ready_since >= self._steady_seconds:
             self._restarts_left = self._max_restarts
-        if self._restarts_left > 0:
+        self._returning = self._restarts_left > 0
+        self._on_death(reason)
+        if self._returning:
             self._restarts_left -= 1
             task = asyncio.get_running_loop().create_task(self._restart())
             self._tasks.add(task)
@@ -162,8 +170,11 @@ class EngineSupervisor:
             await self._life.end()
         self.launch()
         try:
-            await self.ready()
-            self._log.info("the engine is back")
+            info = await self.ready()
+            if self.alive:  # one that has died meanwhile is being started once more, or is not
+                self._returning = False
+                self._log.info("the engine is back")
+                self._on_message(Ready(info))
         except OctavoError as error:
             self._log.error("the engine could not be started again: %s", error)
 

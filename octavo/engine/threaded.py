@@ -46,6 +46,11 @@ class ThreadedEngine:
         """The engine has ended; a thread is not started again."""
         return self._thread is not None and not self.alive
 
+    @property
+    def returning(self) -> bool:
+        """Never."""
+        return False
+
     async def ready(self) -> EngineInfo:
         """Start the thread."""
         if self._thread is None:

@@ -100,23 +100,62 @@ def test_closing_a_stream_cancels_it() -> None:
     run(test, "endless")
 
 
-def test_a_killed_engine_ends_its_requests_and_comes_back() -> None:
+def test_a_killed_engine_comes_back_and_its_requests_go_on_where_they_were() -> None:
     async def test(engine: AsyncEngine, supervisor: EngineSupervisor) -> None:
-        async with engine.open(request(max_tokens=500)) as stream:
-            await anext(stream)
+        async with engine.open(request(max_tokens=300, n=2), request("other", max_tokens=300)) as stream:
+            deltas = await anext(stream)
             assert supervisor.process_id is not None
             os.kill(supervisor.process_id, signal.SIGKILL)
-            with pytest.raises(EngineDeadError, match="killed by signal 9"):
-                async for _ in stream:
-                    pass
-        assert not engine.healthy
-        with pytest.raises(EngineDeadError):
-            engine.open(request())
-        while not engine.healthy:
-            await asyncio.sleep(0.02)
+            while engine.healthy:
+                await asyncio.sleep(0.002)
+            with pytest.raises(EngineDeadError, match="being started again"):
+                engine.open(request("meanwhile"))
+            deltas += [delta async for more in stream for delta in more]
+        for name, index in (("r", 0), ("r", 1), ("other", 0)):
+            own = [delta for delta in deltas if (delta.request_id, delta.index) == (name, index)]
+            assert "".join(delta.text for delta in own) == "x" * 300
+            assert [delta.finish_reason for delta in own if delta.finish_reason] == [FinishReason.LENGTH]
+        assert engine.live == 0
         assert await text_of(engine, request("again", max_tokens=3)) == ("xxx", FinishReason.LENGTH)
 
     run(test, "endless")
+
+
+def test_a_request_that_two_engines_died_with_ends_and_others_go_on() -> None:
+    async def main() -> None:
+        supervisor = supervisor_of("endless", restarts=2)
+        engine = AsyncEngine(supervisor, OutputProcessor(ByteTokenizer()), MetricsStore())
+        await engine.ready()
+        async with engine.open(request(max_tokens=500)) as first:
+            await anext(first)
+            await kill(engine, supervisor)
+            async with engine.open(request("second", max_tokens=500)) as second:
+                await anext(second)
+                await kill(engine, supervisor)
+                with pytest.raises(EngineDeadError, match=r"killed by signal 9.*twice with this request"):
+                    async for _ in first:
+                        pass
+                assert [delta async for more in second for delta in more][-1].finish_reason == FinishReason.LENGTH
+        assert engine.live == 0
+        async with engine.open(request("third", max_tokens=500)) as third:
+            await anext(third)
+            os.kill(supervisor.process_id or 0, signal.SIGKILL)  # the last engine there is
+            with pytest.raises(EngineDeadError, match="the engine stopped: killed by signal 9"):
+                async for _ in third:
+                    pass
+        assert engine.lost
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+async def kill(engine: AsyncEngine, supervisor: EngineSupervisor) -> None:
+    """End the engine process; returns when there is another one."""
+    process = supervisor.process_id
+    assert process is not None
+    os.kill(process, signal.SIGKILL)
+    while supervisor.process_id == process or not engine.healthy:
+        await asyncio.sleep(0.005)
 
 
 def test_an_engine_that_ran_for_long_is_started_again_however_often_it_died() -> None:
@@ -125,11 +164,7 @@ def test_an_engine_that_ran_for_long_is_started_again_however_often_it_died() ->
         engine = AsyncEngine(supervisor, OutputProcessor(ByteTokenizer()), MetricsStore())
         await engine.ready()
         for _ in range(3):
-            process = supervisor.process_id
-            assert process is not None
-            os.kill(process, signal.SIGKILL)
-            while supervisor.process_id == process or not engine.healthy:
-                await asyncio.sleep(0.01)
+            await kill(engine, supervisor)
         await engine.close()
 
     asyncio.run(asyncio.wait_for(main(), 60))
