@@ -22,14 +22,17 @@ def option(
     within: tuple[float, float] | None = None,
     flags: tuple[str, ...] = (),
     metavar: str | None = None,
+    words: tuple[str, ...] = (),
 ) -> Any:
     """A dataclass field with a help line.
 
     Args:
         within: least and largest number it may be.
         flags: extra spellings, e.g. ("-tp",).
+        words: values that are taken as they are, also "none", which otherwise is the default of what may be None.
     """
-    return field(default=default, metadata={"help": help, "within": within, "flags": flags, "metavar": metavar})
+    metadata = {"help": help, "within": within, "flags": flags, "metavar": metavar, "words": words}
+    return field(default=default, metadata=metadata)
 
 
 def size(default: str | None, help: str) -> Any:
@@ -259,6 +262,7 @@ class ServingConfig:
         None,
         "where /v1/responses keeps what it stores: a file, memory, or none (default: a file in the cache directory)",
         metavar="PATH",
+        words=("none",),
     )
     response_store_size: str = size("256MiB", "most that is kept of responses, for 30 days; the oldest go first")
     file_store: str | None = option(
@@ -266,6 +270,7 @@ class ServingConfig:
         "where /v1/files keeps files and /v1/batches its state: a directory, or none (default: files in the cache "
         "directory)",
         metavar="DIR",
+        words=("none",),
     )
     file_store_size: str = size("8GiB", "most that is kept of files, each for 30 days")
     max_file_size: str = size("200MiB", "largest file that is taken")

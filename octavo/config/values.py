@@ -111,11 +111,13 @@ def coerce(name: str, kind: object, value: object, metadata: Mapping[str, Any]) 
 
     Args:
         metadata: the field's: `within` are the least and largest number, `size` tells that a text is a number of bytes,
-            `cache_size` that it is one or a share.
+            `cache_size` that it is one or a share, `words` are values that are taken as they are.
 
     Raises:
         ConfigError: it cannot be that type; names the option and what would be right.
     """
+    if value in metadata.get("words", ()):
+        return value
     try:
         result = _coerce(name, kind, value)
         if metadata.get("size") and result is not None:

@@ -148,6 +148,8 @@ async def http_error(request: Request, error: Exception) -> Response:
         told = request.app.state.server.config.disable_fastapi_docs
         hint = "check the path; a client's base URL usually ends in /v1" if told else "GET /openapi.json lists what is"
         detail = f"nothing is served at {route_path(request.scope)[:_SHOWN_PATH]}; {hint}"
+    if error.status_code == 405 and (allowed := (error.headers or {}).get("Allow")):
+        detail = f"{request.method[:16]} is not taken here; use {allowed.replace(', ', ' or ')}"
     info = ErrorInfo(detail, _type(error.status_code), None, error.status_code)
     return json_response(error_answer(info, route_path(request.scope)), error.status_code, dict(error.headers or {}))
 

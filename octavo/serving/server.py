@@ -167,8 +167,9 @@ def bind(config: ServingConfig) -> socket.socket:
         return _bind_unix(config.uds) if config.uds else _bind_tcp(config.host, config.port)
     except (OSError, OverflowError) as error:
         place = config.uds or f"{config.host}:{config.port}"
+        flags = "--uds" if config.uds else "--port or --host"
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"cannot listen at {place}: {reason}; choose another --port or --host") from None
+        raise ConfigError(f"cannot listen at {place}: {reason}; choose another {flags}") from None
 
 
 def _bind_tcp(host: str, port: int) -> socket.socket:

@@ -34,6 +34,14 @@ def test_an_underscore_in_a_value_stays() -> None:
     assert parse("--api-key", "a_b")[0].serving.api_key == ("a_b",)
 
 
+def test_a_store_that_is_none_is_not_the_default_one(tmp_path: Path) -> None:
+    (tmp_path / "options.yaml").write_text("response-store: none\nfile-store: none\n")
+    for words in (["--response-store", "none", "--file-store=none"], ["--config", str(tmp_path / "options.yaml")]):
+        serving = parse(*words)[0].serving
+        assert (serving.response_store, serving.file_store) == ("none", "none")
+    assert parse("--hf-token", "none")[0].model.hf_token is None
+
+
 def test_switches_go_both_ways() -> None:
     assert not parse("--no-enable-prefix-caching")[0].cache.enable_prefix_caching
     assert parse("--disable-log-stats")[0].telemetry.disable_log_stats

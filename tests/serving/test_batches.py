@@ -280,6 +280,11 @@ def test_a_wrong_input_fails_before_anything_runs(
     assert server.client.steps == 0
 
 
+def test_a_byte_order_mark_before_the_first_line_is_none_of_it(official: openai.OpenAI) -> None:
+    done = wait(official, start(official, ["\ufeff" + line(1), line(2)]).id)
+    assert [item["custom_id"] for item in read(official, done.output_file_id)] == ["c1", "c2"]
+
+
 def test_too_many_lines_fail(official: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.serving.batches.lines.LineChecker.__init__.__defaults__", (3,))
     done = wait(official, start(official, [line(n) for n in range(4)]).id)

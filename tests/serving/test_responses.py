@@ -380,6 +380,7 @@ def test_a_server_may_keep_nothing() -> None:
         asyncio.run(kept.get("x", ""))
     with run_server() as server:
         server.state.responses = kept
+        assert "background" in post(server, background=True).json()["error"]["message"]
         answer = post(server, store=True).json()
         assert answer["store"] is False
         assert any("store has no effect" in text for text in answer["warnings"])

@@ -69,6 +69,11 @@ def test_token_ids_as_prompt(server: RunningServer) -> None:
     answer = post(server, [72, 105], return_token_ids=True).json()
     assert answer["choices"][0]["prompt_token_ids"] == [72, 105]
     assert answer["choices"][0]["token_ids"][:5] == list(b"Hello")
+    chunks = events(server, [[72, 105], [65]], n=2, return_token_ids=True)
+    told = [c["choices"][0] for c in chunks if "prompt_token_ids" in c["choices"][0]]
+    ids = {choice["index"]: choice["prompt_token_ids"] for choice in told}
+    assert ids == {0: [72, 105], 1: [72, 105], 2: [65], 3: [65]}
+    assert len(told) == 4  # with the first event of each
 
 
 @pytest.mark.parametrize("max_tokens", [0, 3])

@@ -104,6 +104,7 @@ def test_unknown_model_path_and_method(server: RunningServer) -> None:
     assert unknown["message"] == "nothing is served at /v1/nothing; GET /openapi.json lists what is"
     wrong = HTTP.get(server.url + CHAT)
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, 405)
+    assert "use POST" in wrong.json()["error"]["message"]
 
 
 def test_health_version_load(server: RunningServer) -> None:

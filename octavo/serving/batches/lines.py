@@ -14,6 +14,7 @@ from octavo.serving.limits import MAX_DEPTH, check_depth
 MAX_LINES = 50_000  # OpenAI's bound of a batch
 _MOST_ERRORS = 100  # that are told
 _LONGEST_ID = 512
+_MARK = b"\xef\xbb\xbf"  # editors on Windows begin files with it
 _decode = msgspec.json.Decoder(Line).decode
 
 
@@ -53,6 +54,8 @@ class LineChecker:
         """Look at every line of a file."""
         at = 0
         for number, line in enumerate(file, 1):
+            if number == 1 and line.startswith(_MARK):
+                at, line = len(_MARK), line[len(_MARK) :]
             if line.strip():
                 self._note(number, at, line)
             at += len(line)

@@ -3,11 +3,11 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, cast
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.errors import InvalidRequestError, UnsupportedError
+from octavo.errors import InvalidRequestError
 from octavo.flow.delta import TextDelta
 from octavo.flow.result import TokenLogprobs
 from octavo.flow.sampling_params import SamplingParams
@@ -45,7 +45,8 @@ async def create_completion(request: Request) -> Response:
     state = state_of(request)
     body, warnings = await read_generation(request, state, _READER)
     if body.suffix:
-        raise UnsupportedError("suffix: insertion is not supported")
+        gap = "leave it out; a model made for it takes both sides of the gap in prompt, between its own tokens"
+        raise InvalidRequestError(f"suffix: insertion is not supported; {gap}", "suffix")
     prompts = read_prompts(body.prompt)
     check_counts(body, len(prompts))
     form, said = read_form(body)
@@ -125,6 +126,7 @@ class _Answer:
             hidden = self._tokenizer.special_ids
         self._builders = [CompletionLogprobsBuilder(self._top or 0, self._names, hidden) for _ in choices]
         self._opened: set[int] = set()
+        self._named: set[int] = set()  # choices whose prompt's ids were told
         self._only_prompt = bool(body.echo) and body.max_tokens == 0
         options = body.stream_options
         self._usage = bool(options and options.include_usage)
@@ -195,8 +197,16 @@ class _Answer:
             ("length" if self._only_prompt else ended.value) if ended else None,
             delta.stop_reason if ended and not self._only_prompt else None,
             ([] if self._only_prompt else list(delta.token_ids)) if body.return_token_ids else UNSET,
+            prompt_token_ids=self._prompt_ids(index),
         )
         return event(self._chunk([choice]))
+
+    def _prompt_ids(self, index: int) -> list[int] | UnsetType:
+        """With the first event of a choice, if it was asked for."""
+        if not self._body.return_token_ids or index in self._named:
+            return UNSET
+        self._named.add(index)
+        return list(self._job.requests[index // self._job.n].prompt_token_ids)
 
     def _opening(self, index: int, entries: Sequence[TokenLogprobs]) -> tuple[str, list[CompletionLogprobs]]:
         """What an echoed prompt puts before choice `index`: its text the first time, its entries as they come."""

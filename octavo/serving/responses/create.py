@@ -40,7 +40,8 @@ async def create_response(request: Request) -> Response:
     kept, tenant = state.responses, tenant_of(request, None)
     keeps = kept.keeps and body.store is not False
     if body.background and not keeps:
-        raise InvalidRequestError("background: the response has to be stored to be retrieved (store)", "background")
+        why = "leave out store: false" if kept.keeps else "this server keeps no responses (--response-store)"
+        raise InvalidRequestError(f"background: the response has to be stored to be retrieved; {why}", "background")
     if body.store and not keeps:
         warnings.append("store has no effect: this server keeps no responses (--response-store)")
     items = input_items(body.input)
