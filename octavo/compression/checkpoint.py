@@ -26,6 +26,7 @@ from octavo.quantization.integers import Floats
 from octavo.text.json_files import read_json
 
 # What goes with a model beside its weights.
+_TURNED = "awq, gptq and gguf"  # methods with a form for matrices stored [in, out]
 _CARRIED = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 _NOT_CARRIED = ("config.json", INDEX, "report.json")
 
@@ -134,7 +135,8 @@ class CheckpointRounder:
             if self._parameters.users(tensor) > 1:
                 return "matrices that are used by head stay as they are"
             if self._parameters.is_turned(tensor) and not self._scheme.turned:
-                return f"this family stores its matrices turned, which {self._scheme.name} cannot express"
+                name = self._scheme.name
+                return f"this family stores its matrices turned, which {name} cannot express, but {_TURNED} can"
             kept = {pattern for pattern in self._keep if fnmatchcase(_module(tensor), pattern)}
             if kept:
                 self._kept |= kept

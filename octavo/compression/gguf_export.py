@@ -32,6 +32,7 @@ from octavo.text.tokenizer import LibraryTokenizer, load_tokenizer_file
 
 _NO_IMPORTANCE = ("q8_0", "f16", "f32", "bf16")  # formats that have nothing to choose
 _QUANTIZATION_VERSION = 2
+_OTHERS = "--method int8, fp8, awq and gptq keep the model's own files and configuration"
 _KEPT_KEYS = ("tokenizer.", "general.sampling.")  # of a GGUF file that is rounded
 
 
@@ -88,13 +89,15 @@ class GgufExport:
         Raises:
             UnsupportedError: read back, it would not be the same model.
         """
-        importance = {} if runner is None else self._importance(runner, progress)
         path = directory / f"{_file_stem(self._source)}-{self._type}.gguf"
         writer = GgufWriter(path, self._metadata, self._infos())
         outcome = Outcome(files=[path])
         try:
             if self._factors is not None:
                 writer.add(self._factors)
+            writer.flush()
+            self._verify(path)  # which reads the head and the factors: before hours of work
+            importance = {} if runner is None else self._importance(runner, progress)
             for planned in self._planned:
                 progress(planned.info.name, 0)
                 for data in self._data(planned, importance.get(planned.name)):
@@ -104,7 +107,6 @@ class GgufExport:
             writer.finish()
         finally:
             writer.close()
-        self._verify(path)
         return outcome
 
     # --- what the file says ---
@@ -153,7 +155,7 @@ class GgufExport:
         if not same_decoder(back, self._source.spec):
             raise UnsupportedError(
                 f"GGUF files of {self._arch} cannot say all that {self._source.path / 'config.json'} says "
-                f"({_first_difference(back, self._source.spec)}); the file would be another model"
+                f"({_first_difference(back, self._source.spec)}); the file would be another model; {_OTHERS}"
             )
 
     # --- data ---
@@ -299,7 +301,7 @@ def _architecture(source: ModelSource) -> tuple[str, Family]:
         if family.__name__.rpartition(".")[2] == source.family:
             return name, family
     known = ", ".join(sorted(GGUF_TABLE))
-    raise UnsupportedError(f"{source.family} has no GGUF form that Octavo writes (there are {known})")
+    raise UnsupportedError(f"{source.family} has no GGUF form that Octavo writes (there are {known}); {_OTHERS}")
 
 
 def _paired(rows: Floats, head: int) -> Floats:

@@ -111,7 +111,21 @@ def _memory(root: Path) -> tuple[int, int]:
             if int(limit) < total:
                 total = int(limit)
             available = min(available, max(0, int(limit) - max(0, int(current) - files)))
+    for limit, current in _process_limits(root):
+        total, available = min(total, limit), min(available, max(0, limit - current))
     return total, available
+
+
+def _process_limits(root: Path) -> list[tuple[int, int]]:
+    """(limit, in use) in bytes of the address space and the private memory of this process: ulimit -v, -d (proc(5))."""
+    limits, status = _read(root / "proc/self/limits"), _read(root / "proc/self/status")
+    found: list[tuple[int, int]] = []
+    for name, field in (("Max address space", "VmSize:"), ("Max data size", "VmData:")):
+        limit = [line.removeprefix(name).split()[0] for line in limits.splitlines() if line.startswith(name)]
+        used = [line.split()[1] for line in status.splitlines() if line.startswith(field)]
+        if limit and used and limit[0].isdecimal() and used[0].isdecimal():
+            found.append((int(limit[0]), int(used[0]) * 1024))
+    return found
 
 
 def _cached_files(stat: str) -> int:

@@ -286,8 +286,23 @@ def test_gguf_files_of_any_type_and_a_file_as_source(tmp_path):
 
 def test_families_without_a_gguf_form_are_refused(tmp_path):
     source = open_model(make("lfm2", tmp_path / "model"))
-    with pytest.raises(UnsupportedError, match="no GGUF form"):
+    with pytest.raises(UnsupportedError, match=r"no GGUF form.*--method int8, fp8, awq and gptq"):
         Rounding(source, QuantizeOptions("gguf"))
+
+
+def test_what_a_gguf_file_cannot_say_is_refused_before_anything_is_rounded(tmp_path):
+    source, done = open_model(make("qwen2-window", tmp_path / "model")), []
+    rounding = Rounding(source, QuantizeOptions("gguf", type="Q8_0")).prepare()
+    with pytest.raises(UnsupportedError, match=r"layer 1.*another model; --method int8, fp8, awq and gptq"):
+        rounding.run(tmp_path, lambda what, count: done.append(what))
+    assert done == []
+
+
+@pytest.mark.parametrize("method", ["int8", "fp8"])
+def test_families_with_turned_matrices_are_told_what_takes_them(method, tmp_path):
+    source = open_model(make("gpt2", tmp_path / "model"))
+    with pytest.raises(UnsupportedError, match=r"nothing to round.*turned.*but awq, gptq and gguf can"):
+        Rounding(source, QuantizeOptions(method)).prepare(*_text(source))
 
 
 def test_a_report_measures_both(tmp_path, capsys):

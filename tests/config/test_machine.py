@@ -134,6 +134,29 @@ def test_a_full_group_above_bounds_what_a_small_one_may_take(tmp_path: Path) -> 
     assert (machine.memory_total, machine.memory_available) == (4 * GIB, GIB)
 
 
+@pytest.mark.parametrize(
+    ("space", "data", "total", "available"),
+    [
+        ("unlimited", "unlimited", 16, 10),
+        (f"{8 * GIB}", "unlimited", 8, 6),
+        ("unlimited", f"{4 * GIB}", 4, 3),
+        (f"{6 * GIB}", f"{4 * GIB}", 4, 3),
+        (f"{GIB}", "unlimited", 1, 0),
+    ],
+)
+def test_limits_of_the_process_itself(tmp_path: Path, space: str, data: str, total: int, available: int) -> None:
+    """`ulimit -v` counts what is mapped, files too; `ulimit -d` private memory alone."""
+    files = {
+        "proc/meminfo": MEMINFO,
+        "proc/self/limits": f"Limit  Soft Limit  Hard Limit  Units\n"
+        f"Max data size             {data}            unlimited            bytes\n"
+        f"Max address space         {space}            unlimited            bytes\n",
+        "proc/self/status": f"VmPeak: 1 kB\nVmSize:\t {2 * GIB // 1024} kB\nVmData:\t {GIB // 1024} kB\n",
+    }
+    machine = read_machine(write(tmp_path, files))
+    assert (machine.memory_total, machine.memory_available) == (total * GIB, available * GIB)
+
+
 def test_threads_of_one_core_count_once(tmp_path: Path) -> None:
     everywhere = {f"sys/devices/system/cpu/cpu{n}/topology/thread_siblings_list": "0-511\n" for n in range(512)}
     machine = read_machine(write(tmp_path, everywhere))

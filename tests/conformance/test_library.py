@@ -13,6 +13,7 @@ from octavo.config.engine import ExecutionConfig
 from octavo.errors import CheckpointError, ConfigError
 from octavo.kernels.choose import kernel_choices
 from octavo.kernels.cpu import library as module
+from octavo.kernels.cpu.allocate import aligned_bytes
 from octavo.kernels.cpu.library import ISA_ORDER, NATIVE_DIRECTORY, load_library, supported_isas
 from octavo.kernels.cpu.packer import NativePacker
 from octavo.kernels.cpu.team import ThreadTeam
@@ -84,6 +85,11 @@ def test_teams_count_their_threads_and_close_twice():
         assert made.threads == threads
         made.close()
         made.close()
+
+
+def test_memory_that_is_not_granted_is_told_in_bytes():
+    with pytest.raises(ConfigError, match=f"{1 << 60} bytes of memory cannot be had"):
+        aligned_bytes(1 << 60)
 
 
 def test_impossible_teams_are_refused():

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 
+from octavo.errors import ConfigError
 from octavo.ops.weight import Bytes
 
 ALIGNMENT = 64
@@ -23,8 +24,15 @@ def aligned_bytes(count: int) -> Bytes:
 
 
 def mapped_bytes(count: int) -> Bytes:
-    """`count` zero bytes of an anonymous mapping: pages take memory only once they are written."""
-    mapping = mmap.mmap(-1, max(count, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """`count` zero bytes of an anonymous mapping: pages take memory only once they are written.
+
+    Raises:
+        ConfigError: the system or a limit of this process (ulimit -v, -d) does not grant them.
+    """
+    try:
+        mapping = mmap.mmap(-1, max(count, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise ConfigError(f"{count} bytes of memory cannot be had: {error.strerror}") from error
     if hasattr(mmap, "MADV_HUGEPAGE") and count >= 4 * _MAPPING_THRESHOLD:
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapping, np.uint8, count)

@@ -42,7 +42,10 @@ def file_bytes(metadata: Metadata, tensors: Sequence[TensorInfo]) -> int:
 
 
 class GgufWriter:
-    """A file being written. `add` takes the tensors' data in the order in which they were announced."""
+    """A file being written. `add` takes the tensors' data in the order in which they were announced.
+
+    It has its whole length from the start, so what was added can be read after `flush`; the rest is zeros.
+    """
 
     def __init__(self, path: Path, metadata: Metadata, tensors: Sequence[TensorInfo]) -> None:
         self._tensors = list(tensors)
@@ -50,6 +53,8 @@ class GgufWriter:
         self._file = path.open("xb")
         head = _head(metadata, tensors)
         self._file.write(head + bytes(_aligned(len(head)) - len(head)))
+        self.flush()
+        self._file.truncate(file_bytes(metadata, tensors))
 
     def add(self, data: NDArray[np.generic]) -> None:
         """The next bytes of the tensor at hand: a whole tensor, or a part of its rows."""
@@ -62,6 +67,10 @@ class GgufWriter:
         if self._written == expected:
             self._file.write(bytes(_aligned(expected) - expected))
             self._next, self._written = self._next + 1, 0
+
+    def flush(self) -> None:
+        """Let readers of the file see what was added."""
+        self._file.flush()
 
     def finish(self) -> None:
         """Close the file; all tensors must be there."""
