@@ -95,7 +95,9 @@ class ScriptedClient:
         self._aborted: list[_Stream] = []
 
     def submit(self, request: GenerationRequest) -> None:
-        self._live += [_Stream(request, i, list(self.script(request, i))) for i in range(request.n)]
+        # A model that must not end goes on past its script.
+        more = [END] * CONTEXT if request.stopping.ignore_eos else []
+        self._live += [_Stream(request, i, [*self.script(request, i), *more]) for i in range(request.n)]
 
     def cancel(self, request_ids: Sequence[str]) -> None:
         self.cancelled += request_ids

@@ -315,6 +315,34 @@ def test_a_killed_engine_comes_back(command: Command, client: openai.OpenAI) -> 
     test_it_answers_a_question(client)
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.3},
+        {"top_p": 0.9, "dry_multiplier": 0.8, "dry_allowed_length": 1, "presence_penalty": 0.3},
+    ],
+)
+def test_an_answer_cut_by_a_killed_engine_is_told_and_the_same_when_asked_again(
+    command: Command, sampling: dict[str, Any]
+) -> None:
+    body = {"prompt": "Once upon a time", "seed": 7, "ignore_eos": True, "max_tokens": 200} | sampling
+    whole = HTTP.post(command.url + "/v1/completions", json=body).json()["choices"][0]["text"]
+    came = ""
+    with HTTP.stream("POST", command.url + "/v1/completions", json=body | {"stream": True}) as answer:
+        lines = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+        while len(came) < 100:
+            came += json.loads(next(lines))["choices"][0]["text"]
+        command.engine().kill()
+        *rest, failure, end = lines
+    assert end == "[DONE]"
+    assert json.loads(failure)["error"]["code"] == 503
+    came += "".join(json.loads(line)["choices"][0]["text"] for line in rest)
+    assert whole.startswith(came)
+    with until(lambda: HTTP.get(command.url + "/health").status_code == 200, seconds=60):
+        pass
+    assert HTTP.post(command.url + "/v1/completions", json=body).json()["choices"][0]["text"] == whole
+
+
 def test_a_missing_model_is_one_line() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "octavo", "serve", "/no/such/model", "--port", "0"],

@@ -27,6 +27,7 @@ from octavo.serving.openai.cache_report import told
 from octavo.serving.openai.notices import notices
 from octavo.serving.openai.schema import BodyReader, ChatRequest, GenerationFields, refuse_unsupported
 from octavo.serving.openai.server_defaults import fill_in
+from octavo.serving.openai.spellings import NO_LIMIT, respell
 from octavo.serving.openai.wishes import read_beam, read_cache_wish, with_wishes
 from octavo.serving.record import record_of
 from octavo.serving.state import ServerState
@@ -130,6 +131,7 @@ async def read_generation(request: Request, state: ServerState, reader: BodyRead
     """
     body, warnings = await read_fields(request, state, reader)
     assert isinstance(body, GenerationFields)
+    warnings += respell(body)
     check_generation(state, body)
     return body, warnings
 
@@ -164,7 +166,7 @@ def sampling_params(body: GenerationFields, state: ServerState, max_tokens: int 
     """The body's sampling parameters over the model's defaults.
 
     Args:
-        max_tokens: None is all that the context has room for.
+        max_tokens: None is all that the context has room for, and so is -1 where the body has it under this name.
         more: fields that the two kinds of completion spell differently; None means "not given".
 
     Raises:
@@ -173,7 +175,7 @@ def sampling_params(body: GenerationFields, state: ServerState, max_tokens: int 
     given: dict[str, Any] = {name: getattr(body, name) for name in _SAMPLING_FIELDS} | more
     options: dict[str, Any] = {**state.sampling_defaults}
     options |= {name: value for name, value in given.items() if value is not None}
-    options["max_tokens"] = max_tokens
+    options["max_tokens"] = None if max_tokens == NO_LIMIT == body.max_tokens else max_tokens
     return SamplingParams(**options)
 
 

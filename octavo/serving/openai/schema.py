@@ -59,6 +59,10 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     logit_bias: dict[str, float] | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
+    # llama.cpp's names; see `spellings.py`.
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    n_predict: int | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
