@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -197,3 +198,11 @@ def test_the_text_that_comes_along_is_long_enough():
     assert len(texts) == 4
     assert sum(map(len, texts)) > 200_000
     assert all(text.isascii() for text in texts)
+
+
+def test_an_empty_list_of_a_gguf_file_is_of_texts(tmp_path):
+    """As llama.cpp wants the merges of a tokenizer that has none."""
+    writer = GgufWriter(tmp_path / "a", {"tokenizer.ggml.merges": []}, [])
+    writer.finish()
+    array, text, count = 9, 8, 0
+    assert b"merges" + struct.pack("<IIQ", array, text, count) in (tmp_path / "a").read_bytes()

@@ -114,7 +114,8 @@ def _value(kind: int, value: object) -> bytes:
     if kind != _ARRAY:
         return struct.pack(_PACKED[kind], value)
     items = cast("Sequence[object]", value)
-    inner = _kind(items[0]) if items else _UINT32
+    # A list of none is of texts: a tokenizer's merges are the one that may be empty, and readers look at the type.
+    inner = _kind(items[0]) if items else _STRING
     inner = _INT32 if inner in (_UINT32, _INT64) else inner
     head = struct.pack("<IQ", inner, len(items))
     if inner == _STRING:
