@@ -12,6 +12,7 @@ OctavoError
 ├── OverloadedError                429
 ├── EngineAsleepError              503
 ├── EngineDeadError                503
+│   └── EngineReturningError       503  it is being started again
 ├── DeadlineExceededError          504
 └── InternalError                  500  a bug in Octavo
 """
@@ -90,6 +91,12 @@ class EngineDeadError(OctavoError):
     """The engine process is gone and could not be brought back."""
 
     status = 503
+
+
+class EngineReturningError(EngineDeadError):
+    """The engine process is gone and is being started again. `retry_after` is in seconds."""
+
+    retry_after = 3.0
 
 
 class DeadlineExceededError(OctavoError):

@@ -30,7 +30,14 @@ from octavo.engine.transport import (
     WakeEngine,
     error_of,
 )
-from octavo.errors import EngineAsleepError, EngineDeadError, InternalError, OctavoError, OverloadedError
+from octavo.errors import (
+    EngineAsleepError,
+    EngineDeadError,
+    EngineReturningError,
+    InternalError,
+    OctavoError,
+    OverloadedError,
+)
 from octavo.execution.sleep import Part
 from octavo.flow.delta import TextDelta
 from octavo.flow.request import GenerationRequest
@@ -211,7 +218,7 @@ class AsyncEngine:
         Raises:
             OverloadedError: too much waits already.
             EngineAsleepError: it sleeps, or is about to.
-            EngineDeadError: there is no engine.
+            EngineDeadError: there is no engine; `EngineReturningError`: at present.
         """
         if self._drowsy or self.stats.asleep:
             self.meter.rejected("503")
@@ -223,8 +230,9 @@ class AsyncEngine:
             )
         if not self._link.alive:
             self.meter.rejected("503")
-            again = "is being started again; try again in a few seconds" if self._link.returning else "is not running"
-            raise EngineDeadError(f"the engine {again}")
+            if self._link.returning:
+                raise EngineReturningError("the engine is being started again; try again in a few seconds")
+            raise EngineDeadError("the engine is not running")
         stream = RequestStream(requests, self._close_stream)
         self._idle.clear()
         try:

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from octavo.errors import InvalidRequestError, OctavoError, OverloadedError
+from octavo.errors import EngineReturningError, InvalidRequestError, OctavoError, OverloadedError
 from octavo.serving.anthropic.answers import AnthropicError, MessagesError
 from octavo.serving.openai.answers import ErrorAnswer, ErrorInfo
 from octavo.serving.record import route_path
@@ -85,7 +85,8 @@ def describe(error: Exception) -> ErrorInfo:
 def error_response(error: Exception, path: str) -> Response:
     """The answer to a request for a path that failed."""
     info = describe(error)
-    headers = {"Retry-After": str(max(1, ceil(error.retry_after)))} if isinstance(error, OverloadedError) else None
+    retry = isinstance(error, OverloadedError | EngineReturningError)
+    headers = {"Retry-After": str(max(1, ceil(error.retry_after)))} if retry else None
     return json_response(error_answer(info, path), info.code, headers)
 
 

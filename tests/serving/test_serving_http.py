@@ -8,7 +8,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, EngineReturningError
+from octavo.serving.errors import error_response
 from octavo.serving.server import bind
 from octavo.telemetry.metrics import METRICS
 from tests.serving.scripted import HTTP, RunningServer, config_of, run_server
@@ -188,6 +189,11 @@ def test_too_many_waiting_is_429() -> None:
         answer = HTTP.post(server.url + "/v1/completions", json={"prompt": ["x"] * 201})
         assert (answer.status_code, answer.json()["error"]["type"]) == (429, "RateLimitError")
         assert answer.headers["retry-after"] == "1"
+
+
+def test_while_the_engine_comes_back_clients_are_told_when_to_try_again() -> None:
+    answer = error_response(EngineReturningError("the engine is being started again"), "/v1/completions")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
 
 
 def test_a_text_to_tokenize_has_a_limit(server: RunningServer) -> None:

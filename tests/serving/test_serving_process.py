@@ -31,7 +31,7 @@ from octavo.engine.transport import (
     SocketDirectory,
     Submit,
 )
-from octavo.errors import EngineDeadError, InternalError, ModelNotFoundError
+from octavo.errors import EngineDeadError, EngineReturningError, InternalError, ModelNotFoundError
 from octavo.flow.delta import TextDelta
 from octavo.flow.request import GenerationRequest, Sampling, Stopping
 from octavo.flow.result import FinishReason, SequenceOutput, SequenceTimes, TokenLogprobs
@@ -108,7 +108,7 @@ def test_a_killed_engine_comes_back_and_its_requests_go_on_where_they_were() -> 
             os.kill(supervisor.process_id, signal.SIGKILL)
             while engine.healthy:
                 await asyncio.sleep(0.002)
-            with pytest.raises(EngineDeadError, match="being started again"):
+            with pytest.raises(EngineReturningError, match="being started again"):
                 engine.open(request("meanwhile"))
             deltas += [delta async for more in stream for delta in more]
         for name, index in (("r", 0), ("r", 1), ("other", 0)):
