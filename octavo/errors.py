@@ -68,7 +68,16 @@ class CheckpointError(UserError):
 
 
 class UnsupportedError(UserError):
-    """A real feature that Octavo does not have (yet); never silently ignored."""
+    """A real feature that Octavo does not have (yet); never silently ignored.
+
+    Args:
+        message: what there is not, and what to do instead.
+        param: name of the field that asks for it, when there is one.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class OverloadedError(OctavoError):

@@ -66,7 +66,7 @@ class PoolingParams:
         if self.returned_token_ids is not None and len(self.returned_token_ids) > _MOST_RETURNED:
             raise InvalidRequestError(f"returned_token_ids may have {_MOST_RETURNED} entries", "returned_token_ids")
         if self.extra_kwargs:
-            raise UnsupportedError("extra_kwargs is not supported; leave it out")
+            raise UnsupportedError("extra_kwargs is not supported; leave it out", "extra_kwargs")
 
     @property
     def activates(self) -> bool | None:

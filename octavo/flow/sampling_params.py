@@ -252,7 +252,7 @@ def _check_missing(params: SamplingParams) -> None:
     for name, neutral in _MISSING.items():
         value: object = getattr(params, name)
         if value is not neutral and value is not None and value != neutral:
-            raise UnsupportedError(f"{name} is not supported yet; leave it out")
+            raise UnsupportedError(f"{name} is not supported yet; leave it out", name)
 
 
 def _check_rules(params: SamplingParams) -> None:

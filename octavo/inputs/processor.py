@@ -346,7 +346,7 @@ class InputProcessor:
             UnsupportedError: this model's answers cannot be constrained.
         """
         if self._grammars is None:
-            raise UnsupportedError("structured output is not supported here")
+            raise UnsupportedError("structured output is not supported here", "structured_outputs")
         self._grammars.check(grammar.text)
         # At its end a grammar allows nothing but the end.
         stopping = replace(request.stopping, ignore_eos=False)

@@ -44,10 +44,10 @@ def read_prompt(prompt: Prompt) -> ReadPrompt:
 
 def _from_mapping(prompt: Mapping[str, Any]) -> ReadPrompt:
     if prompt.get("prompt_embeds") is not None:
-        raise UnsupportedError("prompt_embeds is not supported; give the prompt as text or token ids")
+        raise UnsupportedError("prompt_embeds is not supported; give the prompt as text or token ids", "prompt_embeds")
     for name in _NEEDS_MEDIA:
         if prompt.get(name):
-            raise UnsupportedError(f"{name} is not supported: this model reads text only")
+            raise UnsupportedError(f"{name} is not supported: this model reads text only", name)
     unknown = [name for name, value in prompt.items() if name not in _KEYS and value is not None and value != {}]
     if unknown:
         raise InvalidRequestError(f"a prompt has no field {unknown[0]!r}; it has prompt or prompt_token_ids", "prompt")

@@ -142,7 +142,9 @@ def _part_text(part: object, name: str) -> str:
     if fields.get("type") == "text" and isinstance(fields.get("text"), str):
         return str(fields["text"])
     if fields.get("type", "text") != "text":
-        raise UnsupportedError(f"{name}: parts of type {str(fields['type'])[:64]!r} are not supported, only text is")
+        raise UnsupportedError(
+            f"{name}: parts of type {str(fields['type'])[:64]!r} are not supported, only text is", name
+        )
     raise InvalidRequestError(f"{name}: a part needs a text", name)
 
 

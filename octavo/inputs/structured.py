@@ -127,7 +127,7 @@ def _tags(tag: object) -> Iterator[tuple[str, object, str]]:
         if content is not None:
             inner = _object(content, f"structural_tag: content of tag {number}")
             if inner.get("type") != "json_schema":
-                raise UnsupportedError("structural_tag: only contents of type 'json_schema' are supported")
+                raise UnsupportedError("structural_tag: only contents of type 'json_schema' are supported", _PARAM)
             schema: object = inner.get("json_schema")
         else:
             schema = entry.get("schema")
@@ -149,10 +149,10 @@ def _triggers(tag: object) -> Iterator[str]:
 def _format(fields: Mapping[str, object]) -> Mapping[str, object]:
     form = _object(fields["format"], "structural_tag.format")
     if form.get("type") != "triggered_tags":
-        raise UnsupportedError("structural_tag.format: only the type 'triggered_tags' is supported")
+        raise UnsupportedError("structural_tag.format: only the type 'triggered_tags' is supported", _PARAM)
     for name in ("at_least_one", "stop_after_first"):
         if form.get(name):
-            raise UnsupportedError(f"structural_tag.format.{name} is not supported")
+            raise UnsupportedError(f"structural_tag.format.{name} is not supported", _PARAM)
     return form
 
 

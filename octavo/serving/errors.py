@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from octavo.errors import EngineReturningError, InvalidRequestError, OctavoError, OverloadedError
+from octavo.errors import EngineReturningError, InvalidRequestError, OctavoError, OverloadedError, UnsupportedError
 from octavo.serving.anthropic.answers import AnthropicError, MessagesError
 from octavo.serving.openai.answers import ErrorAnswer, ErrorInfo
 from octavo.serving.record import route_path
@@ -74,7 +74,7 @@ def json_response(answer: object, status: int = 200, headers: dict[str, str] | N
 def describe(error: Exception) -> ErrorInfo:
     """What the client is told. An error that was not raised on purpose says nothing of the inside."""
     if isinstance(error, OctavoError):
-        param = error.param if isinstance(error, InvalidRequestError) else None
+        param = error.param if isinstance(error, InvalidRequestError | UnsupportedError) else None
         text = str(error)
         if len(text) > _LONGEST:  # it quotes what was sent
             text = text[:_LONGEST] + "..."

@@ -219,10 +219,10 @@ class GrammarCompiler:
 
             tokenizer = self._load()
             if tokenizer is None:
-                raise UnsupportedError("structured output needs a tokenizer (not skip_tokenizer_init)")
+                raise UnsupportedError("structured output needs a tokenizer (not skip_tokenizer_init)", _PARAM)
             eos = [token for token in tokenizer.eos_token_ids if token < self._vocab]
             if not eos:
-                raise UnsupportedError("structured output needs a tokenizer that has an end-of-text token")
+                raise UnsupportedError("structured output needs a tokenizer that has an end-of-text token", _PARAM)
             wrapper = TokenizerWrapper(_Vocabulary(tokenizer, self._vocab, eos[0]))
             self._vocabulary = LLTokenizer(wrapper, n_vocab=self._vocab, eos_token=eos[:1])
         return self._vocabulary

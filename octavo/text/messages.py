@@ -92,7 +92,9 @@ def _part(part: Any, where: str) -> dict[str, str]:
     if kind == "refusal":
         fields = {"text": fields.get("refusal")}
     elif kind not in _TEXT_PARTS:
-        raise UnsupportedError(f"{where}: parts of type {kind!r} are not supported, this model reads text only")
+        raise UnsupportedError(
+            f"{where}: parts of type {kind!r} are not supported, this model reads text only", "messages"
+        )
     text = fields.get("text")
     if not isinstance(text, str):
         raise InvalidRequestError(f"{where}.text must be a text", "messages")

@@ -11,6 +11,7 @@ from octavo.text.tokenizer import Tokenizer
 
 _MOST_CALLS = 16
 _ANYTHING = r"/(.|\n)*/"
+_BUDGET = "thinking_token_budget"
 
 Literal = Callable[[str], str]
 
@@ -97,14 +98,14 @@ def reasoning_rules(
     literal = _literal_of(tokenizer)
     if form.whole:
         if budget is not None:
-            raise UnsupportedError("thinking_token_budget is not supported for this model's channels")
+            raise UnsupportedError("thinking_token_budget is not supported for this model's channels", _BUDGET)
         thought = f"{literal('<|channel|>analysis<|message|>')} {_ANYTHING} {literal('<|end|><|start|>assistant')}"
         final = literal("<|channel|>final<|message|>") if to_user else ""
         return f"before: ({thought})? {final}"
     begin, end = literal(form.begin[0]), literal(form.end[0])
     is_token = end.startswith("<[")
     if budget is not None and not is_token:
-        raise UnsupportedError("thinking_token_budget: this model does not end its reasoning with one token")
+        raise UnsupportedError("thinking_token_budget: this model does not end its reasoning with one token", _BUDGET)
     rules = [f"before: {'thought gap' if opened else f'({begin} thought gap)?'}", r"gap: /\s{0,4}/"]
     if not is_token:
         rules.append(f"thought[lazy]: {_ANYTHING} {end}")

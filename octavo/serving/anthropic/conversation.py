@@ -121,7 +121,8 @@ def _text(block: Mapping[str, Any], where: str) -> JsonObject:
     kind = block.get("type")
     if kind != "text":
         raise UnsupportedError(
-            f"{where}: blocks of type {str(kind)[:32]!r} are not supported, this model reads text only"
+            f"{where}: blocks of type {str(kind)[:32]!r} are not supported, this model reads text only",
+            where.partition(".")[0],
         )
     part: JsonObject = {"type": "text", "text": _string(block, "text", where)}
     if block.get("cache_control") is not None:

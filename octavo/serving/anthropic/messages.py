@@ -38,6 +38,7 @@ from octavo.serving.anthropic.schema import CountTokensRequest, MessagesRequest
 from octavo.serving.anthropic.translate import chat_request
 from octavo.serving.errors import describe, json_response, messages_error
 from octavo.serving.limits import MAX_TOKENIZED
+from octavo.serving.naming import MESSAGES as NAMES
 from octavo.serving.nested import ANTHROPIC
 from octavo.serving.openai.chat import open_chat, render
 from octavo.serving.openai.chat_choice import ChoiceOptions
@@ -59,8 +60,9 @@ async def create_message(request: Request) -> Response:
     state = state_of(request)
     body, warnings = await read_fields(request, state, _READER)
     chat, said = chat_request(body, state)
-    check_generation(state, chat)
-    job, choice = await open_chat(request, state, chat, warnings + said)
+    with NAMES.of_errors():
+        check_generation(state, chat)
+        job, choice = await open_chat(request, state, chat, warnings + said)
     answer = _Answer(job, choice)
     if not chat.stream:
         parts = await until_disconnect(request.receive, gather(job))
@@ -78,8 +80,9 @@ async def count_tokens(request: Request) -> Response:
     chat, said = chat_request(body, state)
     refuse_fields(chat)
     warnings += [*said, *unshown(state, bool(chat.tools)), *template_notices(state, chat.chat_template_kwargs)]
-    state.check_strict(warnings)
-    text = await render(request, state, chat)
+    with NAMES.of_errors():
+        state.check_strict(warnings)
+        text = await render(request, state, chat)
     if len(text) > MAX_TOKENIZED:
         raise InvalidRequestError(
             f"a text of {len(text)} characters; at most {MAX_TOKENIZED} are tokenized", "messages"

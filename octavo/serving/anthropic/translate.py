@@ -41,7 +41,7 @@ def chat_request(body: CountTokensRequest, state: ServerState) -> tuple[ChatRequ
 def _generation(body: MessagesRequest, warnings: list[str]) -> JsonObject:
     for name, what in _REFUSED.items():
         if getattr(body, name) not in (None, "", [], {}):
-            raise UnsupportedError(f"{name}: {what} are not supported")
+            raise UnsupportedError(f"{name}: {what} are not supported", name)
     if body.max_tokens < 1:
         raise InvalidRequestError(f"max_tokens must be at least 1, got {body.max_tokens}", "max_tokens")
     if body.service_tier not in _PLAIN_TIERS:
@@ -82,7 +82,9 @@ def _tools(body: CountTokensRequest) -> JsonObject:
 def _tool(tool: Mapping[str, Any], where: str) -> JsonObject:
     kind = tool.get("type")
     if kind not in (None, "custom"):
-        raise UnsupportedError(f"{where}.type: {str(kind)[:64]!r} would run at Anthropic's; only 'custom' is supported")
+        raise UnsupportedError(
+            f"{where}.type: {str(kind)[:64]!r} would run at Anthropic's; only 'custom' is supported", "tools"
+        )
     if not isinstance(tool.get("name"), str):
         raise InvalidRequestError(f"{where}.name: a text is required", "tools")
     if not isinstance(tool.get("input_schema"), Mapping):

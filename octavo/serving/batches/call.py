@@ -49,8 +49,8 @@ class LineRunner:
         """The answer to a line; also when that is an error."""
         scope = self._scope(line.url)
         number = record_in(scope).request_id
-        if _wants_more(line.body):
-            error = UnsupportedError("stream and background: the answers of a batch come whole, when they are there")
+        if more := _wanted_more(line.body):
+            error = UnsupportedError(f"{more}: the answers of a batch come whole, when they are there", more)
             info = describe(error)
             return LineAnswer(info.code, number, msgspec.Raw(_encode(error_answer(info, line.url))))
         body: list[Message] = [{"type": "http.request", "body": bytes(line.body), "more_body": False}]
@@ -85,12 +85,13 @@ class LineRunner:
         return scope
 
 
-def _wants_more(body: msgspec.Raw) -> bool:
+def _wanted_more(body: msgspec.Raw) -> str | None:
+    """The field that asks for an answer which does not come whole."""
     try:
         flags = _flags(body)
     except (msgspec.DecodeError, UnicodeDecodeError):  # the handler tells what is wrong
-        return False
-    return bool(flags.stream or flags.background)
+        return None
+    return "stream" if flags.stream else "background" if flags.background else None
 
 
 def endpoints_of(app: Starlette) -> Mapping[str, Handler]:

@@ -15,7 +15,8 @@ from octavo.flow.structured_outputs import StructuredOutputsParams
 from octavo.outputs.answer.parser import AnswerShape
 from octavo.serving.errors import json_response
 from octavo.serving.limits import LONG_TEXT, body_bytes
-from octavo.serving.nested import CHAT
+from octavo.serving.naming import CHAT
+from octavo.serving.nested import CHAT as INSIDE
 from octavo.serving.openai.answers import (
     ChatChoice,
     ChatChunk,
@@ -46,7 +47,7 @@ from octavo.serving.openai.tools import read_tool_use, shape_of
 from octavo.serving.state import ServerState, state_of
 from octavo.serving.stream import EventStream, event, until_disconnect
 
-_READER = BodyReader(ChatRequest, CHAT)
+_READER = BodyReader(ChatRequest, INSIDE)
 
 
 async def create_chat_completion(request: Request) -> Response:
@@ -87,7 +88,8 @@ async def open_chat(
     options = {"add_special_tokens": bool(body.add_special_tokens)}
     longest = default_length(state, _asked_length(body))
     reading = Reading(_shown_ids(state, shape), grammar, warnings + said + told, longest)
-    job = await open_job(request, state, body, [(text, options)], params, reading)
+    with CHAT.of_errors():
+        job = await open_job(request, state, body, [(text, options)], params, reading)
     choice = ChoiceOptions(
         shape, use, state.config.response_role, _echoed(body, state), body.include_reasoning is not False
     )

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.flow.structured_outputs import StructuredOutputsParams, read_structured_outputs
+from octavo.serving.naming import Naming
 from octavo.serving.openai.schema import GenerationFields
 
 _OLD_NAMES = {
@@ -44,13 +45,26 @@ def read_form(body: GenerationFields) -> tuple[StructuredOutputsParams | None, l
     if body.guided_whitespace_pattern is not None and isinstance(value, Mapping):
         value = {"whitespace_pattern": body.guided_whitespace_pattern, **cast("Mapping[str, Any]", value)}
     if body.use_beam_search:
-        raise UnsupportedError(f"{name} does not go with use_beam_search: beams are chosen by the model alone")
+        raise UnsupportedError(f"{name} does not go with use_beam_search: beams are chosen by the model alone", name)
     if body.ignore_eos:
         warnings.append("ignore_eos has no effect: the answer ends where its form ends")
     try:
         return read_structured_outputs(value), warnings
     except InvalidRequestError as error:
         raise InvalidRequestError(str(error).replace("structured_outputs", name, 1), name) from None
+
+
+def form_naming(body: GenerationFields) -> Naming:
+    """What errors about a form, which are those of `structured_outputs`, call the field that asks for it."""
+    form = body.response_format
+    asked = {
+        "structured_outputs": body.structured_outputs,
+        "response_format": form if form and form.get("type", "text") != "text" else None,
+        **{name: getattr(body, name) for name in _OLD_NAMES},
+        "tools": getattr(body, "tools", None),
+    }
+    name = next((name for name, value in asked.items() if value is not None), "structured_outputs")
+    return Naming({"structured_outputs": name})
 
 
 def _response_format(form: object) -> dict[str, Any] | None:
@@ -73,5 +87,6 @@ def _response_format(form: object) -> dict[str, Any] | None:
         return {"structural_tag": fields}
     raise UnsupportedError(
         f"response_format: type {str(kind)[:64]!r} is not supported; 'text', 'json_object', 'json_schema' and "
-        "'structural_tag' are"
+        "'structural_tag' are",
+        "response_format",
     )

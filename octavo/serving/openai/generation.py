@@ -24,6 +24,7 @@ from octavo.inputs.processor import InputProcessor
 from octavo.serving.limits import LONG_TEXT, check_counts, check_depth, read_body
 from octavo.serving.openai.answers import PromptTokensDetails, Usage
 from octavo.serving.openai.cache_report import told
+from octavo.serving.openai.forms import form_naming
 from octavo.serving.openai.notices import notices
 from octavo.serving.openai.schema import BodyReader, ChatRequest, GenerationFields, refuse_unsupported
 from octavo.serving.openai.server_defaults import fill_in
@@ -251,7 +252,8 @@ async def _prepared(
     # Long texts are tokenized in a thread, so that the event loop keeps serving others.
     size = sum(len(prompt) for prompt, _ in prompts)
     if params.structured_outputs is not None or reading.grammar is not None:
-        return await until_disconnect(request.receive, state.compile(prepare))
+        with form_naming(body).of_errors():
+            return await until_disconnect(request.receive, state.compile(prepare))
     if size > LONG_TEXT or params.dry_multiplier:  # the vocabulary may have to be looked through
         return await until_disconnect(request.receive, asyncio.to_thread(prepare))
     return prepare()

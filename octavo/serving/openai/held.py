@@ -47,7 +47,8 @@ class HeldAnswer:
             raise InvalidRequestError(f"thinking_token_budget must be 0 or more, got {budget}", "thinking_token_budget")
         if budget is not None and self.shape.reasoning is None:
             raise UnsupportedError(
-                "thinking_token_budget: this model's reasoning is not told apart (--reasoning-parser)"
+                "thinking_token_budget: this model's reasoning is not told apart (--reasoning-parser)",
+                "thinking_token_budget",
             )
 
     def _build(self) -> Grammar:

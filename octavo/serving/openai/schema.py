@@ -231,7 +231,7 @@ def refuse_fields(body: msgspec.Struct) -> None:
     """
     for name, what in _UNSUPPORTED.items():
         if getattr(body, name, None) not in (None, False, "", [], {}):
-            raise UnsupportedError(f"{name}: {what} is not supported")
+            raise UnsupportedError(f"{name}: {what} is not supported", name)
 
 
 def refuse_modalities(body: ChatRequest) -> None:
@@ -241,7 +241,7 @@ def refuse_modalities(body: ChatRequest) -> None:
         UnsupportedError: something else is wanted.
     """
     if any(modality != "text" for modality in body.modalities or ()):
-        raise UnsupportedError("modalities: only 'text' is supported")
+        raise UnsupportedError("modalities: only 'text' is supported", "modalities")
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)

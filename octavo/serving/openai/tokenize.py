@@ -37,7 +37,8 @@ async def tokenize(request: Request) -> Response:
         text, special = await render(request, state, body), bool(body.add_special_tokens)
     state.check_strict(warnings)
     if len(text) > MAX_TOKENIZED:
-        raise InvalidRequestError(f"a text of {len(text)} characters; at most {MAX_TOKENIZED} are tokenized", "prompt")
+        name = "messages" if body.prompt is None else "prompt"
+        raise InvalidRequestError(f"a text of {len(text)} characters; at most {MAX_TOKENIZED} are tokenized", name)
     tokens = await asyncio.to_thread(state.tokenizer.encode, text, special)
     names = [state.tokenizer.token(token) or "" for token in tokens] if body.return_token_strs else None
     return json_response(Tokenized(len(tokens), state.engine.info.max_model_len, tokens, names, warnings or UNSET))

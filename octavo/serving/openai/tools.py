@@ -103,7 +103,9 @@ def _tools(listed: list[dict[str, Any]]) -> dict[str, Any]:
     for number, tool in enumerate(listed):
         where = f"tools[{number}]"
         if tool.get("type", "function") != "function":
-            raise UnsupportedError(f"{where}.type: only 'function' is supported, got {str(tool.get('type'))[:64]!r}")
+            raise UnsupportedError(
+                f"{where}.type: only 'function' is supported, got {str(tool.get('type'))[:64]!r}", "tools"
+            )
         function = tool.get("function")
         if not isinstance(function, Mapping):
             raise InvalidRequestError(f"{where}.function: an object is required", "tools")
@@ -148,9 +150,12 @@ def _choice(choice: object, any_tools: bool) -> tuple[str, str | None]:
 def _check_auto(state: ServerState) -> None:
     instead = "set tool_choice to 'none', 'required' or a function"
     if not state.config.enable_auto_tool_choice:
-        raise UnsupportedError(f"tools: the model may not choose to call them (--enable-auto-tool-choice); {instead}")
+        raise UnsupportedError(
+            f"tools: the model may not choose to call them (--enable-auto-tool-choice); {instead}", "tools"
+        )
     if state.formats.tools is None:
         raise UnsupportedError(
             f"tools: how this model writes calls is not known ({state.formats.tools_reason}): start the server with "
-            f"--tool-call-parser, or {instead}"
+            f"--tool-call-parser, or {instead}",
+            "tools",
         )

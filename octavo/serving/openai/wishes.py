@@ -44,7 +44,9 @@ def read_beam(body: GenerationFields) -> Beam | None:
         return None
     for name, neutral in _NOT_WITH_BEAMS.items():
         if getattr(body, name) not in (None, neutral, [], {}, ""):
-            raise UnsupportedError(f"{name} does not go with use_beam_search: beams are chosen by the model alone")
+            raise UnsupportedError(
+                f"{name} does not go with use_beam_search: beams are chosen by the model alone", name
+            )
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return BeamSearchParams(beam_width=body.best_of or body.n or 1, max_tokens=1, **options).beam
 

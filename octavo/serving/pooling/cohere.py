@@ -15,6 +15,7 @@ from octavo.flow.pooled_values import values_of
 from octavo.inputs.pooling import PoolingProcessor
 from octavo.inputs.scoring import read_texts
 from octavo.serving.errors import json_response
+from octavo.serving.naming import Naming
 from octavo.serving.openai.schema import BodyReader
 from octavo.serving.pooling.answers import CohereEmbeddings
 from octavo.serving.pooling.job import params_of, read_pooled, run_inputs
@@ -35,15 +36,19 @@ async def create_cohere_embeddings(request: Request) -> Response:
     texts, kinds = _texts(body), _kinds(body)
     plain = _as_embedding(body, texts, processor)
     task = processor.task_of("embed")
-    job = await run_inputs(
-        request, state, plain, "embd-", task, params_of(plain, dimensions=plain.dimensions), warnings
-    )
+    with _names(body).of_errors():
+        params = params_of(plain, dimensions=plain.dimensions)
+        job = await run_inputs(request, state, plain, "embd-", task, params, warnings)
     vectors = [values_of(answer)[0] for answer in job.answers]
     meta = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": job.tally.prompt_tokens}}
     embeddings = {kind: [_written(vector, kind) for vector in vectors] for kind in kinds}
     return json_response(
         CohereEmbeddings(id=job.id, embeddings=embeddings, texts=texts, meta=meta, warnings=job.warnings or UNSET)
     )
+
+
+def _names(body: CohereEmbedRequest) -> Naming:
+    return Naming({"input": "texts" if body.inputs is None else "inputs", "dimensions": "output_dimension"})
 
 
 def _texts(body: CohereEmbedRequest) -> list[str]:
@@ -54,7 +59,7 @@ def _texts(body: CohereEmbedRequest) -> list[str]:
         UnsupportedError: images.
     """
     if body.images:
-        raise UnsupportedError("images are not supported; send texts")
+        raise UnsupportedError("images are not supported; send texts", "images")
     if body.texts is not None and body.inputs is not None:
         raise InvalidRequestError("give either texts or inputs", "texts")
     name, given = ("texts", body.texts) if body.inputs is None else ("inputs", body.inputs)

@@ -18,6 +18,7 @@ from octavo.flow.request import GenerationRequest
 from octavo.flow.result import FinishReason
 from octavo.inputs.pooling import Framing, PoolingProcessor, Task
 from octavo.serving.limits import LONG_TEXT, body_bytes
+from octavo.serving.naming import Naming
 from octavo.serving.openai.answers import Usage
 from octavo.serving.openai.chat import render
 from octavo.serving.openai.generation import Tally, read_fields
@@ -77,7 +78,7 @@ async def read_pooled(
     processor = state.pooling_processor()
     for name, what in _UNSUPPORTED.items():
         if getattr(body, name) not in (None, False, "", {}):
-            raise UnsupportedError(f"{name}: {what} is not supported")
+            raise UnsupportedError(f"{name}: {what} is not supported", name)
     return body, processor, warnings
 
 
@@ -140,7 +141,9 @@ async def run_inputs(
                 raise
         return made
 
-    return await run_job(request, state, body, prefix, prepare, warnings)
+    name = "input" if body.messages is None else "messages"
+    with Naming({"input": name, "prompt": name}).of_errors():
+        return await run_job(request, state, body, prefix, prepare, warnings)
 
 
 async def run_job(

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from octavo.errors import InternalError, InvalidRequestError
 from octavo.serving.errors import describe, json_response, log_failure
+from octavo.serving.naming import RESPONSES as NAMES
 from octavo.serving.nested import RESPONSES
 from octavo.serving.openai.chat import open_chat
 from octavo.serving.openai.generation import Job, check_generation, error_in, read_fields
@@ -48,10 +49,11 @@ async def create_response(request: Request) -> Response:
     previous = body.previous_response_id
     before = await kept.items_before(previous, tenant) if previous else []
     chat = chat_request(body, [*before, *items])
-    check_generation(state, chat)
-    if body.truncation == "auto":
-        warnings += await shortened(request, state, chat)
-    job, choice = await open_chat(request, state, chat, [*warnings, *without_effect(body)])
+    with NAMES.of_errors():
+        check_generation(state, chat)
+        if body.truncation == "auto":
+            warnings += await shortened(request, state, chat)
+        job, choice = await open_chat(request, state, chat, [*warnings, *without_effect(body)])
     response = _response(body, job, keeps, state)
     making = _Making(
         state, job, ResponseWriter(response, choice.shape, state.inputs.tokenizer, wants_logprobs(body)), tenant, items

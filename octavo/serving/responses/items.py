@@ -29,7 +29,9 @@ def input_items(given: str | Sequence[JsonObject]) -> list[JsonObject]:
 def _item(item: Mapping[str, Any], where: str) -> JsonObject:
     kind = item.get("type") or ("message" if "role" in item else None)
     if not isinstance(kind, str) or kind not in _IDS:
-        raise UnsupportedError(f"{where}: items of type {str(kind)[:64]!r} are not supported; {', '.join(_IDS)} are")
+        raise UnsupportedError(
+            f"{where}: items of type {str(kind)[:64]!r} are not supported; {', '.join(_IDS)} are", "input"
+        )
     if kind == "message" and item.get("role") not in _ROLES:
         raise InvalidRequestError(f"{where}.role must be one of {', '.join(_ROLES)}", "input")
     number = item.get("id") or f"{_IDS[kind]}_{uuid.uuid4().hex}"
@@ -108,7 +110,7 @@ def _part(part: object, where: str) -> str:
         return _string(fields, "refusal", where)
     if kind not in ("input_text", "output_text", "text", "reasoning_text", "summary_text"):
         raise UnsupportedError(
-            f"{where}: parts of type {str(kind)[:32]!r} are not supported, this model reads text only"
+            f"{where}: parts of type {str(kind)[:32]!r} are not supported, this model reads text only", "input"
         )
     return _string(fields, "text", where)
 

@@ -29,7 +29,7 @@ def chat_request(body: ResponsesRequest, items: Sequence[JsonObject]) -> ChatReq
     """
     for name, what in _REFUSED.items():
         if getattr(body, name) not in (None, 0, "", [], {}):
-            raise UnsupportedError(f"{name}: {what}")
+            raise UnsupportedError(f"{name}: {what}", name)
     if body.truncation not in (None, "disabled", "auto"):
         raise InvalidRequestError("truncation must be 'auto' or 'disabled'", "truncation")
     if body.max_output_tokens is not None and body.max_output_tokens < 1:
@@ -76,7 +76,9 @@ def without_effect(body: ResponsesRequest) -> Iterator[str]:
 
 def _tool(tool: Mapping[str, Any], where: str) -> JsonObject:
     if tool.get("type") != "function":
-        raise UnsupportedError(f"{where}.type: {str(tool.get('type'))[:64]!r} is not supported; only 'function' is")
+        raise UnsupportedError(
+            f"{where}.type: {str(tool.get('type'))[:64]!r} is not supported; only 'function' is", "tools"
+        )
     if not isinstance(tool.get("name"), str):
         raise InvalidRequestError(f"{where}.name: a text is required", "tools")
     kept = ("name", "description", "parameters", "strict")
@@ -87,7 +89,9 @@ def _choice(choice: str | JsonObject | None) -> str | JsonObject | None:
     if not isinstance(choice, dict):
         return choice
     if choice.get("type") != "function":
-        raise UnsupportedError(f"tool_choice: type {str(choice.get('type'))[:64]!r} is not supported; 'function' is")
+        raise UnsupportedError(
+            f"tool_choice: type {str(choice.get('type'))[:64]!r} is not supported; 'function' is", "tool_choice"
+        )
     return {"type": "function", "function": {"name": choice.get("name")}}
 
 
