@@ -57,7 +57,7 @@ class EngineSupervisor:
         self._command = tuple(command)
         self._max_restarts = self._restarts_left = max_restarts
         self._steady_seconds = steady_seconds
-        self._ready_since = time.monotonic()
+        self._ready_since: float | None = None  # of the engine that there is; None: it has not been ready yet
         self._sockets = SocketDirectory()
         self._life: _Life | None = None
         self._lives = 0
@@ -108,10 +108,9 @@ class EngineSupervisor:
 
     def launch(self) -> None:
         """Start the process now, without waiting: the frontend may load its own part meanwhile."""
-        self._life = _Life(
-            self._command, self._sockets.address(self._lives), self._config, self._handle, self._handle_death
-        )
-        self._lives += 1
+        address = self._sockets.address(self._lives)
+        self._lives += 1  # also where this fails: its socket may be there already
+        self._life = _Life(self._command, address, self._config, self._handle, self._handle_death)
 
     async def ready(self) -> EngineInfo:
         """Wait until the engine can take requests.
@@ -152,8 +151,9 @@ class EngineSupervisor:
         if self._closing or self._info is None:
             return
         self._log.error("the engine process ended: %s", reason)
-        if time.monotonic() - self._ready_since >= self._steady_seconds:
+        if self._ready_since is not None and time.monotonic() - self._ready_since >= self._steady_seconds:
             self._restarts_left = self._max_restarts
+        self._ready_since = None
         self._returning = self._restarts_left > 0
         self._on_death(reason)
         if self._returning:
@@ -168,7 +168,12 @@ class EngineSupervisor:
         self._log.warning("starting the engine again (%d more times at most)", self._restarts_left)
         if self._life is not None:
             await self._life.end()
-        self.launch()
+            self._life = None
+        try:
+            self.launch()
+        except Exception as error:  # no processes, descriptors or memory left; it is bounded as deaths are
+            self._handle_death(f"it could not be started: {error}")
+            return
         try:
             info = await self.ready()
             if self.alive:  # one that has died meanwhile is being started once more, or is not

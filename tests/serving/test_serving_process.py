@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -165,6 +166,36 @@ def test_an_engine_that_ran_for_long_is_started_again_however_often_it_died() ->
         await engine.ready()
         for _ in range(3):
             await kill(engine, supervisor)
+        await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.parametrize(("script", "reason"), [("#!/bin/sh\nexit 3\n", "exit status 3"), ("", "could not be started")])
+def test_who_waits_for_an_engine_that_never_starts_again_is_told(script: str, reason: str, tmp_path: Path) -> None:
+    start = tmp_path / "engine"
+    start.write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
+    start.chmod(0o700)
+
+    async def main() -> None:
+        config = EngineConfig(model=ModelConfig(model="endless"), telemetry=TelemetryConfig(log_level="error"))
+        # It counts as one that ran for long: its end, and not those of its successors, which never ran.
+        supervisor = EngineSupervisor(config, (str(start),), max_restarts=2, steady_seconds=0.0)
+        engine = AsyncEngine(supervisor, OutputProcessor(ByteTokenizer()), sink := MetricsStore())
+        await engine.ready()
+        async with engine.open(request(max_tokens=500)) as stream:
+            await anext(stream)
+            if script:
+                start.write_text(script)
+            else:
+                start.unlink()
+            os.kill(supervisor.process_id or 0, signal.SIGKILL)
+            with pytest.raises(EngineDeadError, match=f"the engine stopped: .*{reason}"):
+                async for _ in stream:
+                    pass
+        assert sink.value(metrics.ENGINE_DEATHS) == 3
+        with pytest.raises(EngineDeadError, match="the engine is not running"):
+            engine.open(request("later"))
         await engine.close()
 
     asyncio.run(asyncio.wait_for(main(), 60))
