@@ -82,8 +82,9 @@ class LLMEngine:
         if request_id in self._collectors or request_id in self._pooled:
             raise InvalidRequestError(f"request id {request_id!r} is in use", "request_id")
         chosen: SamplingParams | None = None
+        per_token: bool | None = None  # of a pooled request
         if isinstance(params, PoolingParams):
-            request = self._prepare_pooled(request_id, prompt, params, tokenization_kwargs)
+            request, per_token = self._prepare_pooled(request_id, prompt, params, tokenization_kwargs)
         else:
             chosen, special = Tokenizing(None, tokenization_kwargs, None).of_sampling(with_seed(params))
             request = self._offline.prepare(prompt, chosen, priority, special, request_id)
@@ -92,20 +93,21 @@ class LLMEngine:
         with self._offline.turn():
             self._offline.submit(request)
         self._offline.given_ids.add(request_id)
-        if request_id not in self._pooled:
+        if per_token is not None:
+            self._pooled[request_id] = request, per_token
+        else:
             kind = chosen.output_kind if chosen is not None else RequestOutputKind.CUMULATIVE
             self._collectors[request_id] = self._offline.collector(request, prompt, chosen), kind
         return request_id
 
     def _prepare_pooled(
         self, request_id: str, prompt: PromptType, params: PoolingParams, kwargs: Mapping[str, Any] | None
-    ) -> GenerationRequest:
+    ) -> tuple[GenerationRequest, bool]:
         processor = self._offline.frontend.pooling(self._offline.engine.info)
         options = Tokenizing(None, kwargs, None)
         task = processor.task_of(params.task)
         request = processor.prepare(prompt, options.applied(params), request_id, task, options.framing)
-        self._pooled[request_id] = request, task in PER_TOKEN
-        return request
+        return request, task in PER_TOKEN
 
     def abort_request(self, request_id: str | Sequence[str]) -> None:
         """End requests; nothing comes for them any more. Unknown ids do nothing."""

@@ -63,7 +63,7 @@ def replayed(receipt: object, fingerprint: Mapping[str, str]) -> tuple[ReceiptFi
     """
     before = read_receipt(receipt)
     check_fingerprint(before.fingerprint, fingerprint)
-    body = {**before.request}
+    body: dict[str, Any] = {**before.request}
     prompt: object = body.pop("prompt", None)
     body.pop("cache_salt", None)
     ids = cast("list[Any]", prompt) if isinstance(prompt, list) else []
@@ -72,7 +72,8 @@ def replayed(receipt: object, fingerprint: Mapping[str, str]) -> tuple[ReceiptFi
             f"receipt: this one is of a request to {before.path[:64]}; `octavo replay -r FILE MODEL` gives it again",
             "receipt",
         )
-    return before, ids, SamplingParams(**body, deterministic=True)
+    body["deterministic"] = True
+    return before, ids, SamplingParams(**body)
 
 
 def _plain(value: Any) -> Any:

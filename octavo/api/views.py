@@ -21,6 +21,8 @@ class View:
         MissingError: another name is read.
     """
 
+    _name = "View"  # until there is one: `copy` asks an empty object what it has
+
     def __init__(self, name: str, values: Mapping[str, Any]) -> None:
         self.__dict__.update(values)
         self._name = name
@@ -69,7 +71,7 @@ MISSING = {
 def model_config(frontend: Frontend, engine: Engine) -> View:
     """The model."""
     model, info = frontend.config.model, engine.info
-    hf_config = SimpleNamespace(**engine.source.config, to_dict=lambda: dict(engine.source.config))
+    hf_config = SimpleNamespace(**{**engine.source.config, "to_dict": lambda: dict(engine.source.config)})
     pooled = frontend.pooler is not None
     values: dict[str, Any] = {
         "model": str(model.model or frontend.path),

@@ -146,8 +146,10 @@ async def http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     detail = error.detail
     if error.status_code == 404 and detail == HTTPStatus.NOT_FOUND.phrase:  # the router's own word
-        told = request.app.state.server.config.disable_fastapi_docs
-        hint = "check the path; a client's base URL usually ends in /v1" if told else "GET /openapi.json lists what is"
+        hidden = request.app.state.server.config.disable_fastapi_docs
+        hint = (
+            "check the path; a client's base URL usually ends in /v1" if hidden else "GET /openapi.json lists what is"
+        )
         detail = f"nothing is served at {route_path(request.scope)[:_SHOWN_PATH]}; {hint}"
     if error.status_code == 405 and (allowed := (error.headers or {}).get("Allow")):
         detail = f"{request.method[:16]} is not taken here; use {allowed.replace(', ', ' or ')}"

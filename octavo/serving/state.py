@@ -33,7 +33,7 @@ class ServerState:
     `models`: the names that requests may use; the first is the one that answers carry.
     `dev_mode`: operators' routes are served, too. `policy`: order of waiting requests.
     `settings`: the configuration as operators may see it, without secrets.
-    `fingerprint`: what decides the bits of answers; see `serving/receipt.py`.
+    `fingerprint`: what decides the bits of answers; see `flow/receipt.py`.
     `sampling_defaults`: what requests get where they say nothing, from the model's generation_config.
     `formats`: how the model writes tool calls and reasoning.
     """

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from octavo import LLM, AsyncLLM, PoolingParams
-from octavo.errors import CheckpointError, ConfigError, InvalidRequestError, ModelNotFoundError, UnsupportedError
+from octavo.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineDeadError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    UnsupportedError,
+)
 from octavo.spec.decoder import DistanceSpec
 from tests.pooling.checkpoints import ENCODERS, TEXTS, VOCABULARY, make_decoder, make_encoder, save, tokenizer
 
@@ -226,6 +233,21 @@ def test_what_would_come_out_wrong_is_refused(
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(error, match=match):
         open_llm(tmp_path)
+
+
+def test_a_stepped_engine_pools_and_keeps_nothing_of_what_it_could_not_take(small: Path) -> None:
+    with open_llm(small) as llm:
+        engine = llm.llm_engine
+        for number, text in enumerate(TEXTS):
+            assert engine.add_request(f"r{number}", text, PoolingParams(task="embed")) == f"r{number}"
+        found: dict[str, Any] = {}
+        while engine.has_unfinished_requests():
+            found |= {output.request_id: output.outputs for output in engine.step()}
+        whole = llm.embed(list(TEXTS), **QUIET)
+        assert [found[f"r{n}"].data.tolist() for n in range(len(TEXTS))] == [one.outputs.embedding for one in whole]
+    with pytest.raises(EngineDeadError, match="closed"):
+        engine.add_request("late", TEXTS[0], PoolingParams(task="embed"))
+    assert not engine.has_unfinished_requests()
 
 
 def test_an_event_loop_pools_many_at_once(small: Path) -> None:

@@ -208,6 +208,11 @@ def test_coheres_route_gives_the_same_vectors(embedder: str) -> None:
     assert short["embeddings"]["float"] == same
     cut = post(embedder, "/v2/embed", {"texts": [LONG]})  # texts are cut unless truncate is NONE
     assert cut["meta"]["billed_units"]["input_tokens"] == 64
+    plain = {"texts": texts, "softmax": False, "truncate_prompt_tokens": 2, "truncation_side": "left"}
+    other = post(embedder, "/v2/embed", plain)
+    unscaled = post(embedder, "/v1/embeddings", {"input": texts, "softmax": False})["data"]
+    assert other["embeddings"]["float"] == [item["embedding"] for item in unscaled]
+    assert [text.split(" ")[0] for text in other["warnings"]] == ["truncate_prompt_tokens", "truncation_side"]
 
 
 def test_classes_have_names(ranker: str) -> None:

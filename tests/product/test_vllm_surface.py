@@ -1,5 +1,6 @@
 """What public scripts use of vLLM's offline classes: it works, or says what to do instead."""
 
+import copy
 import dataclasses
 import json
 from pathlib import Path
@@ -68,6 +69,7 @@ def test_what_cannot_be_replayed_is_told(llm: LLM) -> None:
     cases: list[tuple[Any, str]] = [
         ({**receipt, "fingerprint": other}, r"kernels \(k{16} then"),
         ({**receipt, **chat}, "octavo replay"),
+        ({**receipt, "request": {**receipt["request"], "deterministic": False, "model": "x"}}, "model is not"),
         ({"a": 1}, "none"),
         (None, "none"),
     ]
@@ -260,6 +262,11 @@ REFUSED = [
 def test_what_there_is_not_says_so(llm: LLM, use: Any, told: str) -> None:
     with pytest.raises((UnsupportedError, AttributeError), match=told):
         use(llm)
+
+
+def test_configurations_can_be_copied(llm: LLM) -> None:
+    config = llm.model_config
+    assert repr(copy.copy(config)) == repr(config)
 
 
 @pytest.mark.parametrize("name", ["collective_rpc", "apply_model", "set_tokenizer", "list_loras"])

@@ -19,12 +19,14 @@ from octavo.serving.naming import Naming
 from octavo.serving.openai.schema import BodyReader
 from octavo.serving.pooling.answers import CohereEmbeddings
 from octavo.serving.pooling.job import params_of, read_pooled, run_inputs
-from octavo.serving.pooling.schema import CohereEmbedRequest, EmbeddingRequest
+from octavo.serving.pooling.schema import CohereEmbedRequest, EmbeddingRequest, PooledFields
 from octavo.serving.state import state_of
 
 _EMBED = BodyReader(CohereEmbedRequest)
 _TYPES = ("float", "base64", "binary", "ubinary")
 _SIDES = {"END": "right", "START": "left"}
+# What this API has under other names.
+_OTHER_NAMES = {"truncate_prompt_tokens": "use max_tokens", "truncation_side": "use truncate"}
 # Cohere's names of what texts are for, and how models name their prompts for it.
 _PURPOSES = {"search_query": ("query",), "search_document": ("document", "passage")}
 
@@ -33,6 +35,7 @@ async def create_cohere_embeddings(request: Request) -> Response:
     """A vector for every text, in every form that is asked for."""
     state = state_of(request)
     body, processor, warnings = await read_pooled(request, state, _EMBED)
+    warnings += [f"{name} has no effect: {usual}" for name, usual in _OTHER_NAMES.items() if getattr(body, name)]
     texts, kinds = _texts(body), _kinds(body)
     plain = _as_embedding(body, texts, processor)
     task = processor.task_of("embed")
@@ -95,16 +98,9 @@ def _as_embedding(body: CohereEmbedRequest, texts: list[str], processor: Pooling
     if body.max_tokens is not None and how == "NONE":
         raise InvalidRequestError("max_tokens cuts texts: set truncate to START or END with it", "max_tokens")
     most = processor.limits.max_model_len
+    shared: dict[str, Any] = {n: getattr(body, n) for n in PooledFields.__struct_fields__ if n not in _OTHER_NAMES}
     return EmbeddingRequest(
-        model=body.model,
-        user=body.user,
-        priority=body.priority,
-        request_id=body.request_id,
-        cache_salt=body.cache_salt,
-        timeout=body.timeout,
-        normalize=body.normalize,
-        use_activation=body.use_activation,
-        add_special_tokens=body.add_special_tokens,
+        **shared,
         input=texts,
         dimensions=body.output_dimension,
         truncate_prompt_tokens=None if how == "NONE" else min(body.max_tokens or most, most),
