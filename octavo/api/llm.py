@@ -85,6 +85,8 @@ class LLM:
             InvalidRequestError: a prompt or parameter is wrong; nothing was generated then.
         """
         refuse_options(lora_request=lora_request, **unsupported)
+        if prompts is not None and prompt_token_ids is not None:
+            raise InvalidRequestError("give either prompts or prompt_token_ids", "prompt_token_ids")
         listed = list_prompts(prompts if prompts is not None else prompt_token_ids)
         return self._run(self._prepare(listed, sampling_params, priority, True, tokenization_kwargs), use_tqdm)
 
@@ -117,7 +119,8 @@ class LLM:
             InvalidRequestError: a conversation, the template or a parameter is wrong.
         """
         refuse_options(lora_request=lora_request, **unsupported)
-        how = (chat_template_content_format, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        del chat_template_content_format  # contents are given to the template in the form that it reads
+        how = (add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         texts = self._rendered(messages, chat_template, *how)
         # The template has written the special tokens itself.
         return self._run(self._prepare(texts, sampling_params, priority, False, tokenization_kwargs), use_tqdm)
@@ -135,7 +138,8 @@ class LLM:
     ) -> list[TokensPrompt]:
         """The prompts of conversations, as token ids for `generate`; arguments as of `chat`."""
         refuse_options(**unsupported)
-        how = (chat_template_content_format, add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
+        del chat_template_content_format  # contents are given to the template in the form that it reads
+        how = (add_generation_prompt, continue_final_message, tools, chat_template_kwargs)
         texts = self._rendered(messages, chat_template, *how)
         return [TokensPrompt(prompt_token_ids=self._offline.inputs.tokenize(text, False)) for text in texts]
 
@@ -438,14 +442,12 @@ class LLM:
         self,
         messages: Messages,
         chat_template: str | None,
-        content_format: str,
         add_generation_prompt: bool,
         continue_final_message: bool,
         tools: Sequence[Mapping[str, Any]] | None,
         more: Mapping[str, Any] | None,
     ) -> list[str]:
         """The texts of conversations."""
-        del content_format  # contents are given to the template in the form that it reads
         render = self._template(chat_template).render if chat_template else self._offline.inputs.render
         variables: dict[str, Any] = {
             "add_generation_prompt": add_generation_prompt,

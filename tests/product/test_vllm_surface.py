@@ -264,6 +264,11 @@ def test_what_there_is_not_says_so(llm: LLM, use: Any, told: str) -> None:
         use(llm)
 
 
+def test_prompts_come_under_one_name(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="either prompts or prompt_token_ids"):
+        llm.generate("a", prompt_token_ids=[1], use_tqdm=False)
+
+
 def test_configurations_can_be_copied(llm: LLM) -> None:
     config = llm.model_config
     assert repr(copy.copy(config)) == repr(config)
