@@ -226,6 +226,7 @@ def test_a_batch_answers_every_line_in_order(official: openai.OpenAI) -> None:
         ("c11", 400),
     ]
     assert "temperature" in errors[0]["response"]["body"]["error"]["message"]
+    assert errors[2]["response"]["body"]["error"]["param"] == "stream"
     file = official.files.retrieve(done.output_file_id)
     assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
     assert official.batches.list().data == [done]
