@@ -22,7 +22,6 @@ from octavo.text.grammar import Grammar, GrammarCompiler
 from octavo.text.tokenizer import Tokenizer, known_tokens
 
 _MASK = (1 << 64) - 1
-_NEVER = -1e9  # added to a logit: no draw, and still a finite number
 # As in llama.cpp.
 _BREAKERS = ("\n", ":", '"', "*")
 _KEPT_BREAKERS = 256
@@ -209,7 +208,7 @@ class InputProcessor:
     def _sampling(self, params: SamplingParams) -> Sampling:
         vocab = self.limits.vocab
         words = self._bad_words(params.bad_words or ())
-        bias = {**(params.logit_bias or {}), **{word[0]: _NEVER for word in words if len(word) == 1}}
+        bias = {**(params.logit_bias or {}), **{word[0]: NEVER for word in words if len(word) == 1}}
         self._check_drawable(params.allowed_token_ids, "allowed_token_ids")
         return Sampling(
             known_tokens=self._known,

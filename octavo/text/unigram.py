@@ -11,6 +11,8 @@ from octavo.errors import CheckpointError
 from octavo.text.pieces import SPACE_MARK, add_tokens, library_reads
 from octavo.text.sentencepiece_model import BYTE, CONTROL, UNKNOWN, USER_DEFINED, Pieces
 
+_PROBE = "".join(map(chr, range(1, 0x3400)))  # letters and signs; most of what tables change
+
 
 def unigram_backend(
     pieces: Pieces, charsmap: bytes, add_space_prefix: bool, remove_extra_spaces: bool
@@ -30,6 +32,8 @@ def unigram_backend(
     with library_reads("the unigram vocabulary is damaged"):
         backend = LibraryBackend(Unigram(scored, unk_id=unknown, byte_fallback=BYTE in pieces.kinds))
         steps: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
+        for step in steps:
+            step.normalize_str(_PROBE)  # the library looks into the table only now, and panics at what it finds there
     if remove_extra_spaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     if steps:

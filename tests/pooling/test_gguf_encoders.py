@@ -163,7 +163,7 @@ def test_damaged_vocabularies_are_named() -> None:
         tokenizer_from_metadata(metadata(model="t5", scores=[0.0] * 8))
     with pytest.raises(CheckpointError, match="no array of bytes"):
         tokenizer_from_metadata(metadata(model="t5", scores=[0.0] * 8, precompiled_charsmap=["a"]))
-    with pytest.raises(CheckpointError, match="unigram vocabulary is damaged"):
-        tokenizer_from_metadata(
-            metadata(model="t5", scores=[0.0] * 8, token_type=[3, 2, 3, 3, 1, 1, 1, 1], precompiled_charsmap=[255] * 9)
-        )
+    for table in ([255] * 9, [0] * 4, [4, 0, 0, 0, 255, 255, 255, 255, 0]):  # no size; nothing, and a way out, inside
+        given = metadata(model="t5", scores=[0.0] * 8, token_type=[3, 2, 3, 3, 1, 1, 1, 1], precompiled_charsmap=table)
+        with pytest.raises(CheckpointError, match="unigram vocabulary is damaged"):
+            tokenizer_from_metadata(given)
