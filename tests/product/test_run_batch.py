@@ -24,7 +24,7 @@ def line(number: int, **body: Any) -> str:
 
 def test_a_run_that_was_killed_goes_on(demo_model: Path, tmp_path: Path) -> None:
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("\n".join(line(n, max_tokens=n if n else -1) for n in range(30)))
+    source.write_text("\n".join(line(n, max_tokens=n if n else -2) for n in range(30)))
     command = [*COMMAND, "-i", str(source), "-o", str(out), str(demo_model)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 30
