@@ -321,6 +321,7 @@ def test_a_long_conversation_is_written_beside_the_event_loop(server: RunningSer
         ({"samplers": "edmt", "top_k": 4}, "top_k"),
         ({"temperature": 0, "mirostat": 2}, "mirostat"),
         ({"mirostat": 1, "top_p": 0.5}, "mirostat takes its place"),
+        ({"mirostat_tau": 3.0}, "mirostat is off"),
     ],
 )
 def test_what_has_no_effect_is_told_and_a_strict_server_refuses_it(

@@ -11,6 +11,7 @@ from octavo.serving.openai.schema import MOST_WARNINGS, ChatRequest, GenerateReq
 from octavo.serving.state import ServerState
 
 _NOT_GREEDY = {**FILTERS, "dynatemp_range": 0.0, "mirostat": 0}
+_OF_MIROSTAT = {"mirostat_tau": 5.0, "mirostat_eta": 0.1}
 # Flags that may stand among the variables of a template.
 _FLAGS = ("add_generation_prompt", "continue_final_message")
 _NOT_BARE = ("stream_options", "return_token_ids", "return_tokens_as_token_ids", "echo", "prompt_logprobs")
@@ -25,6 +26,8 @@ def notices(body: GenerationFields, params: SamplingParams, state: ServerState) 
         yield from _idle(body, _NOT_GREEDY, f"at temperature {body.temperature or 0} the likeliest token is taken")
     if params.mirostat:
         yield from _idle(body, FILTERS, "mirostat takes its place")
+    else:
+        yield from _idle(body, _OF_MIROSTAT, "mirostat is off")
     if params.samplers is not None:
         yield from _idle(body, left_out(params.samplers), "samplers does not name what applies it")
     wide = [key for key, value in (body.logit_bias or {}).items() if abs(value) > LARGEST_BIAS]
