@@ -23,6 +23,7 @@ class ThreadedEngine:
         self._client = client
         self._mailbox: _ThreadMailbox | None = None
         self._thread: threading.Thread | None = None
+        self._failed = False  # before its thread has quite ended, whoever hears of the death sees it
         self._on_message: Callable[[ToFrontend], None] = lambda _message: None
         self._on_death: Callable[[str], None] = lambda _reason: None
 
@@ -34,7 +35,7 @@ class ThreadedEngine:
     @property
     def alive(self) -> bool:
         """The engine takes requests."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._thread is not None and not self._failed and self._thread.is_alive()
 
     def attach(self, on_message: Callable[[ToFrontend], None], on_death: Callable[[str], None]) -> None:
         """Where messages and the news of an engine's death go; both are called on the event loop."""
@@ -86,6 +87,7 @@ class ThreadedEngine:
             serve(mailbox, self._client)
             self._client.close()
         except Exception as error:
+            self._failed = True
             logger("engine").error("the engine failed", exc_info=True)
             mailbox.call(self._on_death, f"{type(error).__name__}: {error}")
 

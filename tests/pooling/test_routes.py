@@ -17,7 +17,7 @@ import pytest
 
 from octavo import LLM
 from tests.pooling.checkpoints import TEXTS, add_sentence_files, make_encoder, save
-from tests.serving.scripted import HTTP, until
+from tests.serving.scripted import HTTP, PATIENCE, until
 
 Json = dict[str, Any]
 
@@ -38,7 +38,7 @@ def start(path: Path, *arguments: str) -> tuple[subprocess.Popen[str], str]:
 
 def end(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(PATIENCE) == 0
 
 
 @pytest.fixture(scope="module")

@@ -67,18 +67,18 @@ class Load:
         self._random = random.Random(seed)
         self.findings = Findings()
 
-    async def run(self, seconds: float) -> Findings:
-        """Make load for so long, then see that everything was given back."""
+    async def run(self, seconds: float, answers: int = 0) -> Findings:
+        """Make load for so long, and until there were so many answers; then see that everything was given back."""
         end = time.monotonic() + seconds
         watching = asyncio.ensure_future(self._watch())
-        await asyncio.gather(*(self._client(end) for _ in range(self._clients)))
+        await asyncio.gather(*(self._client(end, answers) for _ in range(self._clients)))
         watching.cancel()
         await self._settle()
         return self.findings
 
-    async def _client(self, end: float) -> None:
+    async def _client(self, end: float, answers: int) -> None:
         draw = self._random
-        while time.monotonic() < end:
+        while time.monotonic() < end or self.findings.answers.total() < answers:
             what = draw.choices((self._stream, self._whole, self._malformed, self._no_http), (60, 20, 18, 2))[0]
             try:
                 await what()

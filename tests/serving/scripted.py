@@ -30,8 +30,11 @@ from octavo.text.chat_template import ChatTemplate
 from octavo.text.grammar import GrammarCompiler
 from tests.serving.scripted_engine import CONTEXT, VOCAB, ByteTokenizer, ScriptedClient
 
+# Seconds that anything may take: no busy machine needs so long, and what never comes fails all the same.
+PATIENCE = 120.0
+
 # One client for all tests: making one takes longer than most requests. No connection outlives its request.
-HTTP = httpx.Client(timeout=20, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+HTTP = httpx.Client(timeout=PATIENCE, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -57,13 +60,17 @@ class RunningServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        self.thread.join(20)
+        self.thread.join(PATIENCE)
         assert not self.thread.is_alive(), "the server does not stop"
+
+
+# Unused connections stay: none is closed because a test came to it late.
+_SERVING = {"port": 0, "shutdown_timeout": 5.0, "keep_alive_timeout": 300.0, "file_store": "none"}
 
 
 def config_of(**serving: object) -> EngineConfig:
     return EngineConfig(
-        serving=ServingConfig(**{"port": 0, "shutdown_timeout": 5.0, "file_store": "none", **serving}),  # type: ignore[arg-type]
+        serving=ServingConfig(**{**_SERVING, **serving}),  # type: ignore[arg-type]
         scheduling=SchedulingConfig(max_waiting=200),
         telemetry=TelemetryConfig(log_level="error"),
     )
@@ -117,13 +124,13 @@ def run_server(
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(PATIENCE)
     return started[0]
 
 
 def connect(server: RunningServer) -> socket.socket:
     """A bare connection."""
-    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20)
+    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=PATIENCE)
 
 
 def exchange(server: RunningServer, data: bytes) -> bytes:
@@ -134,7 +141,7 @@ def exchange(server: RunningServer, data: bytes) -> bytes:
 
 
 @contextmanager
-def until(condition: Callable[[], bool], seconds: float = 5.0) -> Iterator[None]:
+def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> Iterator[None]:
     """After the body, wait until `condition` holds."""
     yield
     deadline = time.monotonic() + seconds

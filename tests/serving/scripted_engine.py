@@ -77,13 +77,21 @@ class _Stream:
 
 @dataclass
 class ScriptedClient:
-    """An EngineClient. `step_seconds`: how long a step takes. `fail_at`: the output number at which streams fail."""
+    """An EngineClient.
+
+    Args:
+        step_seconds: how long a step takes.
+        fail_at: the output number at which streams fail.
+        hold_at: how many tokens a stream has at most; it goes on when this is None again. What runs is then sure to run
+            still, however slow the machine is.
+    """
 
     script: Script = hello
     step_seconds: float = 0.0
     tokens_per_step: int = 1
     fail_at: int | None = None
     max_running: int = 1024
+    hold_at: int | None = None
     cancelled: list[str] = field(default_factory=list)
     ended: list[tuple[str, int]] = field(default_factory=list)
     steps: int = 0
@@ -114,12 +122,21 @@ class ScriptedClient:
     def receive(self, timeout: float | None = None) -> list[SequenceOutput]:
         outputs = [self._output(stream, (), FinishReason.ABORT) for stream in self._aborted]
         self._aborted.clear()
-        if self._live:
+        going = self._going()
+        if going is None:
+            time.sleep(0.001)
+        elif self._live:
             self.steps += 1
             if self.step_seconds:
                 time.sleep(self.step_seconds)  # the forward of a slower model
-            outputs += [self._advance(stream) for stream in self._live[: self.max_running]]
+            outputs += [self._advance(stream) for stream in going]
         return outputs
+
+    def _going(self) -> list[_Stream] | None:
+        """The streams that the next step advances; None: all of them are held."""
+        first, most = self._live[: self.max_running], self.hold_at
+        going = [stream for stream in first if most is None or stream.sent < most]
+        return None if first and not going else going
 
     def _advance(self, stream: _Stream) -> SequenceOutput:
         stopping = stream.request.stopping

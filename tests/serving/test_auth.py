@@ -20,7 +20,7 @@ from octavo.serving import keys as keys_module
 from octavo.serving.keys import KeyRing, Owner, add_entry, entry_for, new_key
 from octavo.serving.quota import Quotas
 from octavo.serving.record import RequestRecord
-from tests.serving.scripted import HTTP, RunningServer, config_of, exchange, run_server, until
+from tests.serving.scripted import HTTP, PATIENCE, RunningServer, config_of, exchange, run_server, until
 from tests.serving.scripted_engine import ScriptedClient, endless
 
 CHAT = "/v1/chat/completions"
@@ -305,7 +305,7 @@ def test_limits_over_http(tmp_path: Path) -> None:
         add(file, "single", "--concurrent-requests", "1"),
         add(file, "frugal", "--tokens-per-minute", "30"),
     )
-    client = ScriptedClient(endless, step_seconds=0.005)
+    client = ScriptedClient(endless)
     with run_server(client, config_of(api_key_file=str(file))) as server:
 
         def ask(key: str, **more: object) -> httpx.Response:
@@ -319,6 +319,7 @@ def test_limits_over_http(tmp_path: Path) -> None:
         assert ask(frugal, max_tokens=40).status_code == 200
         assert ask(frugal).status_code == 429
 
+        client.hold_at = 20
         long = GOOD | {"max_tokens": 400, "stream": True}
         with HTTP.stream("POST", server.url + CHAT, json=long, headers=bearer(single)) as answer:
             lines = answer.iter_lines()  # kept: the answer ends with it
@@ -358,7 +359,7 @@ def test_many_keys_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
         statuses: list[int] = []
 
         def ask(key: str) -> None:
-            with closing(httpx.Client(trust_env=False)) as client:
+            with closing(httpx.Client(trust_env=False, timeout=PATIENCE)) as client:
                 answer = client.post(server.url + CHAT, content=json.dumps(GOOD), headers=bearer(key))
                 statuses.append(answer.status_code)
 
@@ -366,5 +367,5 @@ def test_many_keys_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE)
         assert statuses == [200] * 8

@@ -5,7 +5,7 @@ import threading
 
 import httpx
 
-from tests.serving.scripted import HTTP, RunningServer, config_of, connect, exchange, run_server, until
+from tests.serving.scripted import HTTP, PATIENCE, RunningServer, config_of, connect, exchange, run_server, until
 from tests.serving.scripted_engine import ScriptedClient, endless, say
 
 CHAT = "/v1/chat/completions"
@@ -20,7 +20,8 @@ def stopping(server: RunningServer) -> None:
 
 
 def test_a_draining_server_answers_503_and_finishes_what_it_has() -> None:
-    with run_server(ScriptedClient(say("x" * 60), step_seconds=0.02)) as server:
+    client = ScriptedClient(say("x" * 60), hold_at=5)
+    with run_server(client) as server:
         with HTTP.stream("POST", server.url + CHAT, json=GOOD | {"stream": True}) as answer:
             lines = answer.iter_lines()
             next(lines)
@@ -37,11 +38,12 @@ def test_a_draining_server_answers_503_and_finishes_what_it_has() -> None:
             assert HTTP.get(server.url + "/live").status_code == 200
             assert HTTP.get(server.url + "/health").status_code == 503
             assert "octavo_http_requests" in HTTP.get(server.url + "/metrics").text
+            client.hold_at = None
             rest = "".join(lines)
         assert rest.endswith("data: [DONE]")
         assert rest.count("x") >= 50
         assert '"error"' not in rest
-        server.thread.join(10)
+        server.thread.join(PATIENCE)
         assert not server.thread.is_alive()
 
 
@@ -56,19 +58,19 @@ def test_a_request_whose_body_is_still_coming_is_finished() -> None:
         assert server.thread.is_alive()
         connection.sendall(body)
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
-        server.thread.join(10)
+        server.thread.join(PATIENCE)
         assert not server.thread.is_alive()
 
 
 def test_a_server_without_work_stops_at_once() -> None:
     with run_server(config=config_of(shutdown_timeout=300)) as server, connect(server):  # an idle connection, too
         server.stop()
-        server.thread.join(3)
+        server.thread.join(PATIENCE)  # less than it would wait for requests
         assert not server.thread.is_alive()
 
 
 def test_the_time_to_finish_is_bounded_whatever_a_client_does() -> None:
-    client = ScriptedClient(endless, step_seconds=0.05)
+    client = ScriptedClient(endless, hold_at=20)
     with run_server(client, config_of(shutdown_timeout=0.2)) as server:
         answers: list[httpx.Response] = []
         thread = threading.Thread(target=lambda: answers.append(HTTP.post(server.url + CHAT, json=GOOD)))
@@ -76,10 +78,10 @@ def test_the_time_to_finish_is_bounded_whatever_a_client_does() -> None:
         with until(lambda: server.state.engine.live == 1):
             pass
         server.stop()
-        thread.join(10)
+        thread.join(PATIENCE)
         assert answers[0].status_code == 503
         assert "shutting down" in answers[0].text
-        server.thread.join(10)
+        server.thread.join(PATIENCE)
         assert not server.thread.is_alive()
 
 
@@ -101,7 +103,8 @@ def test_probes_tell_why_a_server_takes_nothing() -> None:
 
 
 def test_a_connection_that_is_kept_is_closed_when_the_server_stops() -> None:
-    with run_server(ScriptedClient(say("x" * 40), step_seconds=0.01)) as server:
+    client = ScriptedClient(say("x" * 40), hold_at=5)
+    with run_server(client) as server:
         with connect(server) as kept:
             kept.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
             assert kept.recv(65536).startswith(b"HTTP/1.1 200")
@@ -112,8 +115,9 @@ def test_a_connection_that_is_kept_is_closed_when_the_server_stops() -> None:
                 # On the kept connection, too, there is an answer; then it is closed.
                 kept.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
                 assert b"".join(iter(lambda: kept.recv(65536), b"")).startswith(b"HTTP/1.1 503")
+                client.hold_at = None
                 list(lines)
-        server.thread.join(10)
+        server.thread.join(PATIENCE)
         assert not server.thread.is_alive()
 
 

@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
 
 from octavo.serving.app import CONTROL_ROUTES, DOCUMENT_ROUTES, ROUTES
 from octavo.serving.openapi import OPERATIONS
-from tests.serving.scripted import HTTP, RunningServer, config_of, run_server
+from tests.serving.scripted import HTTP, PATIENCE, RunningServer, config_of, run_server
 
 CHECKS = [
     not_a_server_error,
@@ -122,7 +122,7 @@ def try_out(operation: Any, mode: GenerationMode, examples: int) -> list[int]:
     )
     @given(case=operation.as_strategy(generation_mode=mode))
     def tried(case: Any) -> None:
-        answer = case.call()
+        answer = case.call(timeout=PATIENCE)
         statuses.append(answer.status_code)
         case.validate_response(answer, checks=CHECKS)
 

@@ -48,7 +48,7 @@ def script(server: RunningServer) -> Iterator[ScriptedClient]:
     assert isinstance(client, ScriptedClient)
     server.state.formats = FORMATS
     yield client
-    client.tokens_per_step, client.fail_at, client.step_seconds = 1, None, 0.0
+    client.tokens_per_step, client.fail_at, client.step_seconds, client.hold_at = 1, None, 0.0, None
     client.script = say("Hello, world!")
     server.state.formats = AnswerFormats()
 
@@ -193,7 +193,7 @@ def test_in_the_background(server: RunningServer, official: openai.OpenAI) -> No
 
 
 def test_cancelled(server: RunningServer, official: openai.OpenAI, script: ScriptedClient) -> None:
-    script.script, script.step_seconds = endless, 0.01
+    script.script, script.hold_at = endless, 50
     begun = official.responses.create(model="tiny", input="Hi", background=True)
     assert official.responses.cancel(begun.id).status == "cancelled"
     assert official.responses.retrieve(begun.id).status == "cancelled"
@@ -313,7 +313,7 @@ def test_limits_of_a_key_count_what_is_in_the_background(tmp_path: Path) -> None
         f"- name: ann\n  sha256: {hashlib.sha256(key.encode()).hexdigest()}\n  concurrent_requests: 1\n", "utf-8"
     )
     head = {"Authorization": f"Bearer {key}"}
-    client = ScriptedClient(script=endless, step_seconds=0.01)
+    client = ScriptedClient(script=endless, hold_at=50)
     with run_server(client, config_of(api_key_file=str(keys), shutdown_timeout=0.1)) as server:
         body = {"input": "Hi", "background": True}
         assert HTTP.post(server.url + "/v1/responses", json=body, headers=head).status_code == 200

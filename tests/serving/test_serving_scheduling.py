@@ -17,7 +17,7 @@ from octavo.flow.plan import StepPlan
 from octavo.scheduling.budget import SchedulerLimits
 from octavo.scheduling.scheduler import Scheduler
 from tests.fakes import FULL, FakeExecutor
-from tests.serving.scripted import HTTP, RunningServer, run_server, until
+from tests.serving.scripted import HTTP, PATIENCE, RunningServer, run_server, until
 from tests.serving.scripted_engine import CONTEXT, VOCAB
 
 TEXT = "/v1/completions"
@@ -40,7 +40,7 @@ class Held:
 
     def _hold(self, _plan: StepPlan) -> None:
         if not self.free:
-            assert self.go.acquire(timeout=20)
+            assert self.go.acquire(timeout=PATIENCE)
 
     def release(self) -> None:
         """Run on without waiting."""
@@ -169,9 +169,9 @@ def test_tenants_are_told_apart_by_user_and_by_key() -> None:
 def test_pause_waits_for_what_runs_and_resume_goes_on() -> None:
     with serving() as (held, server, pool):
         with until(lambda: held.loop.stats().running == 1):
-            running = ask(pool, server, max_tokens=100)
+            running = ask(pool, server, max_tokens=400)
         pausing = pool.submit(HTTP.post, server.url + "/pause?mode=wait")
-        for _ in range(90):  # a step at a time: the pause is read between steps, and may come late
+        for _ in range(390):  # a step at a time: the pause is read between steps, and may come late
             if held.loop.paused:
                 break
             held.go.release()

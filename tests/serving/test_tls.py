@@ -12,7 +12,7 @@ from octavo.config.engine import ServingConfig
 from octavo.errors import ConfigError
 from octavo.serving.edge import Edge
 from octavo.serving.tls import Tls, tls_of
-from tests.serving.scripted import HTTP, config_of, connect, exchange, run_server, until
+from tests.serving.scripted import HTTP, PATIENCE, config_of, connect, exchange, run_server, until
 
 CHAT = "/v1/chat/completions"
 GOOD = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -55,13 +55,13 @@ def files(tmp_path_factory) -> Files:
 
 def test_https(files: Files) -> None:
     with run_server(config=config_of(ssl_certfile=files.cert, ssl_keyfile=files.key)) as server:
-        with httpx.Client(verify=files.client(), trust_env=False) as client:
+        with httpx.Client(verify=files.client(), trust_env=False, timeout=PATIENCE) as client:
             assert server.url.startswith("https://127.0.0.1")
             assert client.get(server.url + "/health").status_code == 200
             with client.stream("POST", server.url + CHAT, json=GOOD | {"stream": True}) as answer:
                 assert "".join(answer.iter_lines()).endswith("data: [DONE]")
         with (
-            httpx.Client(verify=ssl.create_default_context(), trust_env=False) as stranger,
+            httpx.Client(verify=ssl.create_default_context(), trust_env=False, timeout=PATIENCE) as stranger,
             pytest.raises(httpx.ConnectError, match=r"[Cc]ertificate|CERTIFICATE"),
         ):
             stranger.get(server.url + "/health")
@@ -75,7 +75,7 @@ def test_old_protocols_are_refused(files: Files) -> None:
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
     with (
         run_server(config=config_of(ssl_certfile=files.cert, ssl_keyfile=files.key)) as server,
-        httpx.Client(verify=context, trust_env=False) as client,
+        httpx.Client(verify=context, trust_env=False, timeout=PATIENCE) as client,
         pytest.raises(httpx.ConnectError),
     ):
         client.get(server.url + "/health")
@@ -86,7 +86,7 @@ def test_certificates_of_clients(files: Files) -> None:
     with run_server(config=config) as server:
 
         def status(authority: trustme.CA | None) -> int:
-            with httpx.Client(verify=files.client(authority), trust_env=False) as client:
+            with httpx.Client(verify=files.client(authority), trust_env=False, timeout=PATIENCE) as client:
                 return client.get(server.url + "/health").status_code
 
         assert status(files.authority) == 200
@@ -206,7 +206,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
     path = str(tmp_path / "octavo.sock")
     with (
         run_server(config=config_of(uds=path, access_log=str(tmp_path / "a.jsonl"))),
-        httpx.Client(transport=httpx.HTTPTransport(uds=path)) as client,
+        httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=PATIENCE) as client,
     ):
         assert client.get("http://localhost/health").status_code == 200
         assert client.post(f"http://localhost{CHAT}", json=GOOD).status_code == 200

@@ -14,7 +14,7 @@ from octavo.execution.sleep import LEVELS
 from octavo.scheduling.budget import SchedulerLimits
 from octavo.scheduling.scheduler import Scheduler
 from tests.fakes import FULL, FakeExecutor
-from tests.serving.scripted import HTTP, config_of, run_server, until
+from tests.serving.scripted import HTTP, PATIENCE, config_of, run_server, until
 from tests.serving.scripted_engine import CONTEXT, VOCAB
 
 
@@ -25,7 +25,7 @@ class SleepyExecutor(FakeExecutor):
         super().__init__((FULL,), 64, 16, vocab=256)
         self.asleep, self.broken = LEVELS[0], False
         self.go = threading.Event()
-        self.on_submit = lambda _plan: self.go.wait(20)
+        self.on_submit = lambda _plan: self.go.wait(PATIENCE)
 
     def sleep(self, level):
         self.asleep |= LEVELS[level]
