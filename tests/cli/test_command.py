@@ -12,7 +12,7 @@ from octavo.errors import CheckpointError, ConfigError, InternalError, Overloade
 
 def octavo(*words: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "octavo", *words], input=stdin, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "octavo", *words], input=stdin, capture_output=True, text=True, timeout=240, check=False
     )
 
 
@@ -123,7 +123,7 @@ def test_api_server_is_serve() -> None:
             [sys.executable, "-m", module, "--model", "m", "--enable-metrics", "--prt"],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
         assert done.returncode == 2
@@ -149,7 +149,7 @@ def test_what_help_and_import_load() -> None:
         "from octavo.cli.main import main; main(['--help'])",
     ):
         probe = f"import sys; {code}; print(sorted(set(sys.modules) & {heavy!r}), file=sys.stderr)"
-        done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=240, check=True)
         assert done.stderr.strip() == "[]", code
 
 
@@ -160,7 +160,7 @@ def test_what_the_help_of_a_command_loads(name: str) -> None:
         f"try:\n    main([{name!r}, '--help'])\nexcept SystemExit:\n    pass\n"
         "print(sorted(set(sys.modules) & {'torch', 'numpy', 'tokenizers', 'starlette', 'zmq'}), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=240, check=True)
     assert done.stderr.strip() == "[]"
 
 

@@ -139,10 +139,10 @@ def test_a_schema_nested_thousands_deep_is_refused() -> None:
 )
 def test_costly_forms_end_soon_one_way_or_the_other(form: dict[str, object]) -> None:
     compiler = GrammarCompiler(lambda: TOKENIZER, VOCAB)
-    began = time.perf_counter()
+    began = time.process_time()
     with contextlib.suppress(InvalidRequestError):
         compiler.check(grammar_of(StructuredOutputsParams(**form), 4096).text)  # type: ignore[arg-type]
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize(

@@ -115,12 +115,12 @@ def test_a_lying_file_is_refused_by_name(name, tmp_path):
     data, error, message = BAD[name]
     (tmp_path / "m").write_bytes(data)
     tracemalloc.start()
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(error, match=message):
         read(tmp_path / "m")
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0
     assert most < 50e6
 
 

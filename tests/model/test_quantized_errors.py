@@ -175,7 +175,9 @@ def test_a_quantized_model_without_its_configuration_names_what_is_too_many(tmp_
         load(tmp_path)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_random_damage_gives_an_error_or_a_sound_model(data, tmp_path):
     """Tensors that are dropped, cut, reshaped, retyped or swapped, and configurations with other values."""

@@ -264,8 +264,8 @@ def test_hostile_texts_take_linear_time(name: str) -> None:
         read_answer(text, AnswerShape(REASONING["qwen3"], False, FORMATS[name]))
         return time.process_time() - began
 
-    for text in HOSTILE:  # a busy machine counts more than was worked: the better of two
-        assert seconds(text) < 0.5 or seconds(text) < 0.5, text[:40]
+    for text in HOSTILE:  # a busy machine counts more than was worked: the best of five
+        assert any(seconds(text) < 0.5 for _ in range(5)), text[:40]
 
 
 def test_other_servers_names_are_known() -> None:

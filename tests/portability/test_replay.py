@@ -45,7 +45,7 @@ def files(tmp_path_factory):
 
 def run(replay, isa, path):
     command = [replay, NATIVE_DIRECTORY / f"liboctavo_{isa}.so", path]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 @pytest.mark.parametrize("isa", supported_isas())

@@ -20,7 +20,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def octavo(environment: dict[str, str], *words: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "octavo", *words]
     return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=120, check=False, env=environment
+        command, input=stdin, capture_output=True, text=True, timeout=240, check=False, env=environment
     )
 
 
@@ -79,7 +79,7 @@ def _as_in_a_terminal() -> None:
 
 
 def test_an_interrupt_ends_quietly(environment: dict[str, str]) -> None:
-    options = [*SMALL, "--max-tokens", "400", "--temperature", "0"]
+    options = ["--max-model-len", "2048", "--max-num-seqs", "1", "--max-tokens", "2000", "--temperature", "0"]
     command = [sys.executable, "-m", "octavo", "generate", *options, "-p", "Once upon a time"]
     with subprocess.Popen(
         command,
@@ -92,7 +92,7 @@ def test_an_interrupt_ends_quietly(environment: dict[str, str]) -> None:
         assert process.stdout is not None
         assert process.stdout.read(1)  # it has begun
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=240)
     assert process.returncode == 130
     assert errors.strip() == "interrupted"
 
@@ -104,7 +104,7 @@ def test_the_demo(environment: dict[str, str]) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
         env=environment,
     )

@@ -298,7 +298,7 @@ def test_threads_take_turns(llm: LLM) -> None:
     expected = texts(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
     with ThreadPoolExecutor(6) as pool:
         answers = [pool.submit(llm.generate, PROMPTS, GREEDY, use_tqdm=False) for _ in range(6)]
-        assert [texts(answer.result(120)) for answer in answers] == [expected] * 6
+        assert [texts(answer.result(240)) for answer in answers] == [expected] * 6
     assert idle(llm)
 
 
@@ -323,7 +323,7 @@ def test_a_forked_process_is_told_that_the_engine_is_not_there(weight_cache: Pat
         """
     )
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, str(weight_cache)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-W", "ignore", "-c", script, str(weight_cache)], capture_output=True, text=True, timeout=240
     )
     assert "forked" in done.stdout, done.stderr
     assert "child ended with 7" in done.stdout

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,21 @@ from octavo.cli.main import main
 from octavo.errors import InvalidRequestError
 from octavo.serving.batches.offline import BatchFile, Journal, journal_of
 
-COMMAND = (sys.executable, "-m", "octavo", "run-batch", "--log-level", "error", "--max-num-seqs", "2")
+OPTIONS = ("run-batch", "--log-level", "error", "--max-num-seqs", "2")
+COMMAND = (sys.executable, "-m", "octavo", *OPTIONS)
+# The same command, killed when it has kept its fourth result.
+DYING = """
+import os, signal, sys
+from octavo.cli.main import main
+from octavo.serving.batches.offline import Journal
+add = Journal.add
+def dying(journal, *result):
+    add(journal, *result)
+    if len(journal.kept) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+Journal.add = dying
+main(sys.argv[1:])
+"""
 
 
 def line(number: int, **body: Any) -> str:
@@ -24,24 +37,20 @@ def line(number: int, **body: Any) -> str:
 
 def test_a_run_that_was_killed_goes_on(demo_model: Path, tmp_path: Path) -> None:
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("\n".join(line(n, max_tokens=n if n else -2) for n in range(30)))
+    source.write_text("\n".join(line(n, max_tokens=n if n else -2) for n in range(16)))
     command = [*COMMAND, "-i", str(source), "-o", str(out), str(demo_model)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.monotonic() + 30
-    while not journal_of(out).exists() or journal_of(out).read_bytes().count(b"\n") < 4:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    dying = [sys.executable, "-c", DYING, *OPTIONS, *command[len(COMMAND) :]]
+    assert subprocess.run(dying, stderr=subprocess.DEVNULL, start_new_session=True).returncode == -signal.SIGKILL
     before = [json.loads(text)["result"] for text in journal_of(out).read_bytes().split(b"\n")[:-1]]
+    assert len(before) == 4
     assert not out.exists()
     with journal_of(out).open("ab") as journal:
         journal.write(b'{"digest":"torn')
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert f"30 requests answered, {len(before)} of them by an earlier run; 1 failed" in done.stderr
+    assert f"16 requests answered, {len(before)} of them by an earlier run; 1 failed" in done.stderr
     results = [json.loads(text) for text in out.read_text().splitlines()]
-    assert [item["custom_id"] for item in results] == [f"r{n}" for n in range(30)]
-    assert [item["response"]["status_code"] for item in results] == [400, *[200] * 29]
+    assert [item["custom_id"] for item in results] == [f"r{n}" for n in range(16)]
+    assert [item["response"]["status_code"] for item in results] == [400, *[200] * 15]
     ids = {item["custom_id"]: item["id"] for item in results}
     assert all(ids[item["custom_id"]] == item["id"] for item in before)
     assert not journal_of(out).exists()

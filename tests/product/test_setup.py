@@ -18,7 +18,7 @@ def run(script: str, *words: str, cwd: Path, **variables: str) -> "subprocess.Co
         text=True,
         cwd=cwd,
         env={key: value for key, value in {**os.environ, **variables}.items() if value != "unset"},
-        timeout=60,
+        timeout=240,
         check=False,
     )
 

@@ -40,6 +40,7 @@ from octavo.flow.wire import VERSION, WireDecoder, WireEncoder, WireError
 from octavo.outputs.processor import OutputProcessor
 from octavo.telemetry import metrics
 from octavo.telemetry.metrics import MetricsStore
+from tests.serving.scripted import PATIENCE
 from tests.serving.scripted_engine import ByteTokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +66,7 @@ def run(test: Callable[[AsyncEngine, EngineSupervisor], Coroutine[Any, Any, None
             await engine.close()
             assert process is None or not psutil.pid_exists(process)
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE))
 
 
 def supervisor_of(model: str, restarts: int = 1, steady_seconds: float = 600.0) -> EngineSupervisor:
@@ -124,13 +125,13 @@ def test_a_killed_engine_comes_back_and_its_requests_go_on_where_they_were() -> 
 
 def test_a_request_that_two_engines_died_with_ends_and_others_go_on() -> None:
     async def main() -> None:
-        supervisor = supervisor_of("endless", restarts=2)
+        supervisor = supervisor_of("paced:0.04", restarts=2)
         engine = AsyncEngine(supervisor, OutputProcessor(ByteTokenizer()), MetricsStore())
         await engine.ready()
         async with engine.open(request(max_tokens=500)) as first:
             await anext(first)
             await kill(engine, supervisor)
-            async with engine.open(request("second", max_tokens=500)) as second:
+            async with engine.open(request("second", max_tokens=40)) as second:
                 await anext(second)
                 await kill(engine, supervisor)
                 with pytest.raises(EngineDeadError, match=r"killed by signal 9.*twice with this request"):
@@ -147,7 +148,7 @@ def test_a_request_that_two_engines_died_with_ends_and_others_go_on() -> None:
         assert engine.lost
         await engine.close()
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE))
 
 
 async def kill(engine: AsyncEngine, supervisor: EngineSupervisor) -> None:
@@ -168,7 +169,7 @@ def test_an_engine_that_ran_for_long_is_started_again_however_often_it_died() ->
             await kill(engine, supervisor)
         await engine.close()
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE))
 
 
 @pytest.mark.parametrize(("script", "reason"), [("#!/bin/sh\nexit 3\n", "exit status 3"), ("", "could not be started")])
@@ -198,7 +199,7 @@ def test_who_waits_for_an_engine_that_never_starts_again_is_told(script: str, re
             engine.open(request("later"))
         await engine.close()
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE))
 
 
 def test_requests_that_cannot_all_be_sent_leave_none_behind() -> None:
@@ -226,7 +227,7 @@ def test_restarts_are_bounded() -> None:
         assert sink.value(metrics.ENGINE_DEATHS) == 1
         await engine.close()
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE))
 
 
 @pytest.mark.parametrize(
@@ -244,7 +245,7 @@ def test_why_it_does_not_start(model: str, error: type[Exception], message: str,
             await supervisor.ready()
         await supervisor.close()
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE))
     if model == "missing":
         assert capfd.readouterr().err == ""
 
@@ -262,9 +263,9 @@ def test_the_engine_dies_with_its_frontend() -> None:
         asyncio.run(main())
         """
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240)
     pid = int(done.stdout)
-    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=10)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=PATIENCE)
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
@@ -284,10 +285,14 @@ def test_an_idle_engine_sleeps() -> None:
     async def test(engine: AsyncEngine, supervisor: EngineSupervisor) -> None:
         await text_of(engine, request())
         process = psutil.Process(supervisor.process_id)
-        before = process.cpu_times()
-        await asyncio.sleep(0.5)
-        after = process.cpu_times()
-        assert after.user + after.system - before.user - before.system < 0.1
+
+        async def used() -> float:
+            before = process.cpu_times()
+            await asyncio.sleep(0.5)
+            after = process.cpu_times()
+            return after.user + after.system - before.user - before.system
+
+        assert await used() < 0.1 or await used() < 0.1  # it may have had something to end
 
     run(test)
 

@@ -18,7 +18,7 @@ def test_a_long_text_is_tokenized_as_the_short_ones_are_and_holds_up_no_thread(t
     known = tokenizer()
     text = "caf\u00e9 \U0001f600 ab" * 15_000
     shares: list[float] = []
-    for _ in range(3):  # on a busy machine one good try tells enough
+    while len(shares) < 20 and min(shares, default=1.0) >= 0.5:  # on a busy machine one good try tells enough
         found: list[list[int]] = []
         thread = threading.Thread(target=lambda found=found: found.append(known.encode(text)))
         began = last = time.monotonic()
