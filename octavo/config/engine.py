@@ -236,6 +236,12 @@ class ServingConfig:
         30.0, "seconds without progress after which a client that sends or reads is cut off", within=(0.05, _LONGEST)
     )
     keep_alive_timeout: float = option(5.0, "seconds a connection stays open unused", within=(0.05, _LONGEST))
+    engine_timeout: float = option(
+        120.0,
+        "seconds the engine process may neither answer nor work before it is ended and started again; ten times as "
+        "long where it works; 0 is no limit",
+        within=(0.0, _LONGEST),
+    )
     shutdown_timeout: float = option(
         30.0, "seconds running requests get to finish when the server stops", within=(0.0, _LONGEST)
     )

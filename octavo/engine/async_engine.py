@@ -5,12 +5,12 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Literal, Protocol, TypeVar, cast
 
 from octavo.engine.client import EngineInfo, EngineStats, Pause
 from octavo.engine.journal import Journal
 from octavo.engine.meter import EngineMeter
+from octavo.engine.request_stream import RequestStream
 from octavo.engine.transport import (
     CacheWasReset,
     Cancel,
@@ -63,6 +63,12 @@ class EngineLink(Protocol):
     @property
     def returning(self) -> bool: ...
 
+    @property
+    def hung(self) -> bool: ...
+
+    @property
+    def suspicion(self) -> str | None: ...
+
     def attach(self, on_message: Callable[[ToFrontend], None], on_death: Callable[[str], None]) -> None: ...
 
     async def ready(self) -> EngineInfo: ...
@@ -84,71 +90,6 @@ class TextOutputs(Protocol):
     def take_ends(self) -> list[tuple[str, int]]: ...
 
     def drop(self, request_id: str) -> None: ...
-
-
-class RequestStream:
-    """The deltas of one or more requests, for one consumer. Iterate, then `close`; closing early cancels the rest.
-
-    Each item holds every delta that came since the last: a slow consumer gets fewer and larger ones.
-    """
-
-    __slots__ = ("_close", "_deltas", "_error", "_waiter", "unfinished")
-
-    def __init__(self, requests: Sequence[GenerationRequest], close: Callable[["RequestStream"], None]) -> None:
-        # Sample streams that have not ended, by request id.
-        self.unfinished = {request.id: request.n for request in requests}
-        self._close = close
-        self._deltas: deque[TextDelta] = deque()
-        self._error: OctavoError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    def push(self, delta: TextDelta) -> None:
-        """Take a delta. The engine's side only."""
-        self._deltas.append(delta)
-        if delta.finish_reason is not None:
-            left = self.unfinished[delta.request_id] - 1
-            if left:
-                self.unfinished[delta.request_id] = left
-            else:
-                del self.unfinished[delta.request_id]
-        self._wake()
-
-    def fail(self, error: OctavoError) -> None:
-        """End with an error, after the deltas there are. The engine's side only."""
-        self._error = error
-        self._wake()
-
-    def close(self) -> None:
-        """Say that no more is wanted; cancels what is unfinished. Harmless when repeated."""
-        self._close(self)
-
-    def __aiter__(self) -> "RequestStream":
-        return self
-
-    async def __anext__(self) -> list[TextDelta]:
-        while not self._deltas:
-            if self._error is not None:
-                raise self._error
-            if not self.unfinished:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        deltas = list(self._deltas)
-        self._deltas.clear()
-        return deltas
-
-    async def __aenter__(self) -> "RequestStream":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
 
 
 class AsyncEngine:
@@ -177,6 +118,7 @@ class AsyncEngine:
         self._resets: deque[asyncio.Future[bool]] = deque()
         self._sleeps: deque[asyncio.Future[None]] = deque()  # answers to come, to sleep and wake
         self._profiles: deque[asyncio.Future[ProfileChanged]] = deque()
+        self._pause: Pause | None = None  # that holds
         self._drowsy = False  # it will sleep when nothing runs any more
         self._watchers: list[tuple[Callable[[EngineStats], bool], asyncio.Future[None]]] = []
         self._idle = asyncio.Event()
@@ -198,6 +140,13 @@ class AsyncEngine:
     def lost(self) -> bool:
         """The engine has ended, and is not being started again."""
         return self._link.lost
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing comes of requests, where the engine itself is the reason."""
+        if self._link.returning:
+            return "the engine has ended and is being started again"
+        return self._link.suspicion if self._link.alive else "the engine is not running"
 
     @property
     def live(self) -> int:
@@ -275,10 +224,13 @@ class AsyncEngine:
         """
         self._link.send(PauseEngine(how))
         await self._until(lambda stats: stats.paused and (how == "keep" or not stats.under_way))
+        # What comes from now on waits in every mode, also in an engine that this one's death brings.
+        self._pause = "keep" if how == "keep" else "wait"
 
     async def resume(self) -> None:
         """Go on after a pause."""
         self._link.send(ResumeEngine())
+        self._pause = None
         await self._until(lambda stats: not stats.paused)
 
     async def sleep(self, level: int = 1, how: Literal["abort", "wait"] = "abort") -> None:
@@ -423,8 +375,8 @@ class AsyncEngine:
         _answer(self._sleeps, None, error)
 
     def _handle_death(self, reason: str) -> None:
-        self.stats = EngineStats()
-        self.meter.lost()
+        self.stats = EngineStats(paused=self._pause is not None, asleep=self.stats.asleep)
+        self.meter.lost(self._link.hung)
         reason = f"the engine stopped: {reason}"
         if not self._link.returning:
             self.fail_all(reason)
@@ -434,7 +386,14 @@ class AsyncEngine:
         self._fail_orders(EngineDeadError(reason))
 
     def _go_on(self) -> None:
-        """Give an engine that was started again what the one before it had; see `Journal`."""
+        """Bring an engine that was started again to where the one before it was; see `Journal`."""
+        if self.stats.asleep:
+            self._link.send(SleepEngine(self.stats.asleep))
+            nobody: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # waits for the answer
+            nobody.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
+            self._sleeps.append(nobody)
+        if self._pause is not None:
+            self._link.send(PauseEngine(self._pause))
         waiting = self._journal.unsent()
         if waiting:
             logger("engine").warning("%d requests go on in the engine that was started again", len(waiting))

@@ -85,9 +85,9 @@ class _Entry:
         self.sent = True
 
     def to_send(self) -> GenerationRequest:
-        """The request; whose first token was told cannot miss the deadline of that any more."""
+        """The request as one that was taken on; the first token was in time if it was told."""
         begun = any(told.token_ids for told in self.told)
-        return replace(self.request, ttft_deadline=None) if begun else self.request
+        return replace(self.request, resumed=True, ttft_deadline=None if begun else self.request.ttft_deadline)
 
 
 class Journal:

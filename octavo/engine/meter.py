@@ -96,9 +96,10 @@ class EngineMeter:
         for _ in self._live.pop(request_id, {}):
             self._sink.add(metrics.REQUESTS_FINISHED, labels=("abort",))
 
-    def lost(self) -> None:
+    def lost(self, hung: bool = False) -> None:
         """The engine ended: nothing runs, waits or is cached any more. The next one counts from zero."""
         self._sink.add(metrics.ENGINE_DEATHS)
+        self._sink.add(metrics.ENGINE_HANGS, int(hung))
         tiers = self._last.tiers
         self._last = EngineStats()
         self._read(self._last)

@@ -11,6 +11,8 @@ from octavo.engine.transport import (
     Mailbox,
     Outputs,
     PauseEngine,
+    Ping,
+    Pong,
     ProfileChanged,
     Refused,
     ResetPrefixCache,
@@ -73,6 +75,8 @@ def _apply(mailbox: Mailbox, client: EngineClient, message: ToEngine) -> None:
             _change_sleep(mailbox, client, lambda: client.sleep(level))
         case WakeEngine(parts):
             _change_sleep(mailbox, client, lambda: client.wake(parts))
+        case Ping():
+            mailbox.send(Pong())
         case _:
             logger("engine").warning("unexpected message %s", type(message).__name__)
 

@@ -17,6 +17,8 @@ from octavo.engine.transport import (
     Configure,
     Failed,
     Hello,
+    Ping,
+    Pong,
     Ready,
     Shutdown,
     SocketDirectory,
@@ -24,6 +26,7 @@ from octavo.engine.transport import (
     ToFrontend,
     error_of,
 )
+from octavo.engine.watch import Watch, activity_of
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.flow.wire import WireError
 from octavo.telemetry.log import logger
@@ -57,6 +60,7 @@ class EngineSupervisor:
         self._command = tuple(command)
         self._max_restarts = self._restarts_left = max_restarts
         self._steady_seconds = steady_seconds
+        self._first_start: float | None = None  # seconds until an engine was ready for the first time
         self._ready_since: float | None = None  # of the engine that there is; None: it has not been ready yet
         self._sockets = SocketDirectory()
         self._life: _Life | None = None
@@ -96,6 +100,16 @@ class EngineSupervisor:
         return self._returning and not self._closing
 
     @property
+    def hung(self) -> bool:
+        """The engine's end was that it hung."""
+        return self._life is not None and self._life.hung
+
+    @property
+    def suspicion(self) -> str | None:
+        """What there is to tell of an engine that seems to hang, and has not been ended yet."""
+        return self._life.watch.suspicion if self._life is not None and not self._life.over else None
+
+    @property
     def process_id(self) -> int | None:
         """Of the engine process; None when there is none."""
         return self._life.process.pid if self._life else None
@@ -110,7 +124,8 @@ class EngineSupervisor:
         """Start the process now, without waiting: the frontend may load its own part meanwhile."""
         address = self._sockets.address(self._lives)
         self._lives += 1  # also where this fails: its socket may be there already
-        self._life = _Life(self._command, address, self._config, self._handle, self._handle_death)
+        watch = Watch(self._config.serving.engine_timeout, self._first_start)
+        self._life = _Life(self._command, address, self._config, watch, self._handle, self._handle_death)
 
     async def ready(self) -> EngineInfo:
         """Wait until the engine can take requests.
@@ -123,6 +138,8 @@ class EngineSupervisor:
         assert self._life is not None
         self._info = await self._life.ready
         self._ready_since = time.monotonic()
+        if self._first_start is None:
+            self._first_start = self._ready_since - self._life.began
         return self._info
 
     def send(self, message: ToEngine) -> None:
@@ -192,6 +209,7 @@ class _Life:
         command: Sequence[str],
         address: str,
         config: EngineConfig,
+        watch: Watch,
         on_message: Callable[[ToFrontend], None],
         on_death: Callable[[str], None],
     ) -> None:
@@ -201,17 +219,22 @@ class _Life:
         self._on_death = on_death
         self._channel = Channel(address, bind=True, receives=TO_FRONTEND)
         self._failure: OctavoError | None = None
+        self._log = logger("supervisor")
         self.ready: asyncio.Future[EngineInfo] = self._loop.create_future()
         # A failure that nobody waits for any more is not worth a warning.
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
         self.gone: asyncio.Future[int] = self._loop.create_future()
-        self.over = False
+        self.over = self.hung = False
+        self.watch = watch
+        self.began = time.monotonic()
         # The pipe at its standard input tells the child when this process is gone. A session of its own: a Ctrl-C at
         # the terminal is for this process alone, also before the child is able to ignore it.
         self.process = subprocess.Popen(
             [*command, address, str(os.getpid())], stdin=subprocess.PIPE, start_new_session=True
         )
         self._loop.add_reader(self._channel.fileno(), self._read)
+        self._asked = False  # and not answered yet
+        self._next_look = self._loop.call_later(watch.period, self._look) if watch.limit else None
         threading.Thread(target=self._wait, name="octavo-engine-watch", daemon=True).start()
 
     def send(self, message: ToEngine) -> None:
@@ -240,6 +263,8 @@ class _Life:
             self.process.kill()
 
     def _take(self, message: ToFrontend) -> None:
+        self._asked = False
+        self.watch.heard(isinstance(message, Ready))
         if isinstance(message, Hello):
             self._channel.send(Configure(self._config))
         elif isinstance(message, Ready):
@@ -247,8 +272,26 @@ class _Life:
                 self.ready.set_result(message.info)
         elif isinstance(message, Failed):
             self._failure = error_of(message.kind, message.message)
-        else:
+        elif not isinstance(message, Pong):
             self._on_message(message)
+
+    def _look(self) -> None:
+        """See whether the engine answers or works; end it when it has done neither for too long."""
+        self._read()
+        if self.over:
+            return
+        process = self.process
+        reason = self.watch.look(activity_of(process.pid))
+        if reason is not None:
+            self._log.error("the engine process %d hangs and is ended: %s", process.pid, reason)
+            self._failure, self.hung = EngineDeadError(reason), True
+            process.kill()
+            return
+        self._next_look = self._loop.call_later(self.watch.period, self._look)
+        if self.ready.done() and not self._asked:
+            self._asked = True
+            with contextlib.suppress(EngineDeadError):
+                self.send(Ping())
 
     def _wait(self) -> None:
         status = self.process.wait()
@@ -259,6 +302,8 @@ class _Life:
     def _handle_exit(self, status: int) -> None:
         self._read()
         self.over = True
+        if self._next_look is not None:
+            self._next_look.cancel()
         reason = str(self._failure) if self._failure else _exit_reason(status)
         if not self.ready.done():
             self.ready.set_exception(self._failure or EngineDeadError(f"the engine process did not start: {reason}"))

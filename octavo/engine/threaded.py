@@ -52,6 +52,16 @@ class ThreadedEngine:
         """Never."""
         return False
 
+    @property
+    def hung(self) -> bool:
+        """Not known: a thread cannot be ended."""
+        return False
+
+    @property
+    def suspicion(self) -> str | None:
+        """None: it is not watched."""
+        return None
+
     async def ready(self) -> EngineInfo:
         """Start the thread."""
         if self._thread is None:

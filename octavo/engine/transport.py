@@ -77,6 +77,10 @@ class ChangeProfile(msgspec.Struct, frozen=True, tag="profile"):
     directory: str | None
 
 
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Frontend to engine: is anybody there? Answered by `Pong` between two steps."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Frontend to engine: end now."""
 
@@ -137,6 +141,10 @@ class ProfileChanged(msgspec.Struct, frozen=True, tag="profiled"):
     message: str = ""
 
 
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    """Engine to frontend: answer to `Ping`."""
+
+
 ToEngine = (
     Configure
     | Submit
@@ -147,16 +155,17 @@ ToEngine = (
     | SleepEngine
     | WakeEngine
     | ChangeProfile
+    | Ping
     | Shutdown
 )
-ToFrontend = Hello | Ready | Failed | Outputs | Refused | CacheWasReset | SleepChanged | ProfileChanged
+ToFrontend = Hello | Ready | Failed | Outputs | Refused | CacheWasReset | SleepChanged | ProfileChanged | Pong
 
 TO_ENGINE: tuple[type[ToEngine], ...] = (
     *(Configure, Submit, Cancel, ResetPrefixCache, PauseEngine, ResumeEngine, SleepEngine, WakeEngine, ChangeProfile),
-    Shutdown,
+    *(Ping, Shutdown),
 )
 TO_FRONTEND: tuple[type[ToFrontend], ...] = (
-    *(Hello, Ready, Failed, Outputs, Refused, CacheWasReset, SleepChanged, ProfileChanged),
+    *(Hello, Ready, Failed, Outputs, Refused, CacheWasReset, SleepChanged, ProfileChanged, Pong),
 )
 
 Received = TypeVar("Received")

@@ -119,6 +119,7 @@ class GenerationRequest:
     `timeout` and `ttft_deadline` are the seconds from there to the end and to the first token. `tenant` is who shares
     the machine with others, and `tenant_weight` its share; 0 takes that of the configuration. `lag`: background work
     counts as if it had come so many seconds later, and gives its place up to whoever has less.
+    `resumed`: it was taken on before, by an engine that has died; limits on what waits do not hold for it any more.
     With `pooling` nothing is generated: the prompt's hidden states are the answer.
     """
 
@@ -138,6 +139,7 @@ class GenerationRequest:
     tenant_weight: float = 0.0
     lag: float = 0.0
     pooling: Pooling | None = None
+    resumed: bool = False
     # What the outputs stage needs; the engine carries but never reads it.
     stop: tuple[str, ...] = ()
     repetition: Repetition | None = None

@@ -55,6 +55,8 @@ class Admission:
             OverloadedError: too much waits.
         """
         self._check_request(request)
+        if request.resumed:
+            return
         limits, prompt = self._limits, len(request.prompt_token_ids)
         if limits.max_waiting is not None and waiting >= limits.max_waiting:
             raise OverloadedError(
@@ -94,13 +96,13 @@ class Admission:
         The server's limits hold for every request; a request can only ask for less time.
 
         Raises:
-            DeadlineExceededError: one of them has passed already.
+            DeadlineExceededError: one of them has passed already, before anything was told of it.
         """
         limits = self._limits
         end = _earliest(arrived, request.timeout, limits.request_timeout)
         first = _earliest(arrived, request.ttft_deadline, limits.ttft_deadline)
         for deadline, name in ((end, "timeout"), (first, "ttft_deadline")):
-            if deadline is not None and deadline <= now:
+            if deadline is not None and deadline <= now and not request.resumed:
                 raise DeadlineExceededError(
                     f"the request came {now - arrived:.3f} s after it was made; its {name} had passed by then"
                 )

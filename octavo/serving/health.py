@@ -9,8 +9,12 @@ from octavo.telemetry.prometheus import CONTENT_TYPE
 
 
 async def health(request: Request) -> Response:
-    """200 while the engine takes requests, else 503; no body."""
-    return Response(status_code=200 if state_of(request).healthy else 503)
+    """200 without a body while the engine takes requests and answers; else 503, and the reason if it is the engine."""
+    state = state_of(request)
+    trouble = state.engine.trouble
+    if trouble is not None:
+        return JSONResponse({"reason": trouble}, 503)
+    return Response(status_code=200 if state.healthy else 503)
 
 
 async def live(request: Request) -> Response:
@@ -21,13 +25,14 @@ async def live(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """200 while requests are taken, else 503 and why not."""
     state = state_of(request)
-    reasons = {
-        "the server is shutting down": state.draining,
-        "the engine is not running": not state.engine.healthy,
-        "the engine sleeps": bool(state.engine.stats.asleep),
-        "the engine is paused": state.engine.stats.paused,
-    }
-    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    stats = state.engine.stats
+    reasons = (
+        "the server is shutting down" if state.draining else None,
+        state.engine.trouble,
+        "the engine sleeps" if stats.asleep else None,
+        "the engine is paused" if stats.paused else None,
+    )
+    reason = next((reason for reason in reasons if reason is not None), None)
     return JSONResponse({"ready": reason is None, "reason": reason}, 503 if reason else 200)
 
 

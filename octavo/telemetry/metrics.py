@@ -307,6 +307,12 @@ REQUEST_CHOICES = Metric(
     buckets=CHOICES_BUCKETS,
 )
 ENGINE_DEATHS = Metric("octavo_engine_deaths", "counter", "deaths", "Times the engine ended without being told to.")
+ENGINE_HANGS = Metric(
+    "octavo_engine_hangs",
+    "counter",
+    "hangs",
+    "Deaths of engines that hung, and were ended for it.",
+)
 HTTP_REQUESTS = Metric(
     "octavo_http_requests",
     "counter",
@@ -323,7 +329,7 @@ METRICS: tuple[Metric, ...] = (
     *(FIRST_TOKEN_SECONDS, INTER_TOKEN_SECONDS, TOKEN_SECONDS, END_TO_END_SECONDS),
     *(QUEUE_SECONDS, PREFILL_SECONDS, DECODE_SECONDS, INFERENCE_SECONDS),
     *(REQUEST_PROMPT_TOKENS, REQUEST_GENERATION_TOKENS, REQUEST_MAX_TOKENS, REQUEST_CHOICES),
-    *(ENGINE_DEATHS, HTTP_REQUESTS),
+    *(ENGINE_DEATHS, ENGINE_HANGS, HTTP_REQUESTS),
     *(TIER_BLOCKS, TIER_CAPACITY, TIER_ACTIVE, TIER_BLOCK_SECONDS, TIER_HITS, TIER_MISSES, TIER_REFUSALS),
     *(TIER_BYPASSED, TIER_EVICTIONS, TIER_READ_BYTES, TIER_WRITTEN_BYTES, PREEMPTIONS_SPILLED, SLEEP_LEVEL),
 )

@@ -1,6 +1,7 @@
 """What an engine that was started again tells once more is held back, and what differs is an error."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,11 @@ def logprobs(token_ids: tuple[int, ...]) -> tuple[TokenLogprobs, ...]:
 
 def request(name: str = "r", n: int = 1, ttft_deadline: float | None = None) -> GenerationRequest:
     return GenerationRequest(name, (1, 2), Sampling(), Stopping(100), n=n, ttft_deadline=ttft_deadline)
+
+
+def again(name: str = "r", n: int = 1) -> GenerationRequest:
+    """As the next engine gets it."""
+    return replace(request(name, n), resumed=True)
 
 
 def pieces(token_ids: tuple[int, ...], chance: random.Random) -> list[SequenceOutput]:
@@ -45,7 +51,7 @@ def test_what_is_told_in_all_is_the_answer_wherever_engines_die(seed: int) -> No
             told += news
         if life < 2:
             journal.death()
-            assert journal.unsent() == [(request(), ())]
+            assert journal.unsent() == [(again(), ())]
             assert journal.unsent() == []
     assert tuple(token_id for output in told for token_id in output.token_ids) == token_ids
     assert tuple(entry for output in told for entry in output.logprobs) == logprobs(token_ids)
@@ -76,7 +82,7 @@ def test_a_deadline_may_pass_before_all_has_come_again() -> None:
     journal.add(request(ttft_deadline=1.0))
     journal.news([SequenceOutput("r", 0, (1, 2, 3))])
     journal.death()
-    assert journal.unsent() == [(request(), ())]  # its first token came in time
+    assert journal.unsent() == [(again(), ())]  # its first token came in time
     late = SequenceOutput("r", 0, (1,), finish_reason=FinishReason.TIMEOUT)
     assert journal.news([late]) == ([SequenceOutput("r", 0, (), finish_reason=FinishReason.TIMEOUT)], {})
 
@@ -87,10 +93,10 @@ def test_streams_that_are_over_are_not_told_again_and_deaths_are_counted_by_requ
     journal.news([SequenceOutput("a", 1, (4,))])
     journal.end("a", 1)
     assert journal.death() == []
-    assert journal.unsent() == [(request("a", n=2), (1,))]
+    assert journal.unsent() == [(again("a", n=2), (1,))]
     journal.add(request("b"))
-    again = [SequenceOutput("a", 1, (4, 5)), SequenceOutput("a", 0, (6,)), SequenceOutput("gone", 0, (1,))]
-    assert journal.news(again) == ([SequenceOutput("a", 0, (6,))], {})
+    repeated = [SequenceOutput("a", 1, (4, 5)), SequenceOutput("a", 0, (6,)), SequenceOutput("gone", 0, (1,))]
+    assert journal.news(repeated) == ([SequenceOutput("a", 0, (6,))], {})
     assert journal.death() == ["a"]
     assert journal.death() == ["a"]  # an engine that did not start had nothing
     journal.drop("a")

@@ -1,5 +1,7 @@
 """What is too late ends where it is, costs nothing more, and leaves nothing behind."""
 
+from dataclasses import replace
+
 import pytest
 
 from octavo.errors import DeadlineExceededError, OverloadedError
@@ -102,6 +104,19 @@ def test_tokens_that_may_wait_are_limited():
     assert engine.loop.stats().waiting_tokens == 5
     engine.run()
     assert engine.loop.stats().waiting_tokens == 0
+
+
+def test_who_was_taken_on_before_is_not_refused_for_what_waits_nor_for_being_late():
+    engine = Engine(max_num_seqs=1, max_waiting=1, max_waiting_tokens=20)
+    resumed = [replace(request(name, [1] * 15, 1), resumed=True) for name in "abc"]
+    engine.add(*resumed)
+    engine.add(replace(request("late", [1] * 15, 1), resumed=True, arrival=-5.0, timeout=1.0))
+    with pytest.raises(OverloadedError):
+        engine.add(request("new", [1], 1))
+    engine.run()
+    engine.check_answers(resumed)
+    reasons = [engine.streams[name, 0].reason for name in ("a", "b", "c", "late")]
+    assert reasons == [FinishReason.LENGTH] * 3 + [FinishReason.TIMEOUT]
 
 
 # --- pause -----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from octavo.engine.client import EngineInfo, EngineStats, Pause
+from octavo.execution.sleep import Part
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import FinishReason, SequenceOutput, SequenceTimes, TokenLogprobs
 from octavo.text.tokenizer import EncodedParts
@@ -96,6 +97,8 @@ class ScriptedClient:
     ended: list[tuple[str, int]] = field(default_factory=list)
     steps: int = 0
     paused: bool = False
+    frozen: bool = False
+    asleep: int = 0
 
     def __post_init__(self) -> None:
         self.info = EngineInfo(CONTEXT, 100, 16, 64, 512, VOCAB, 0.0)
@@ -125,7 +128,7 @@ class ScriptedClient:
         going = self._going()
         if going is None:
             time.sleep(0.001)
-        elif self._live:
+        elif self._live and not self.frozen:
             self.steps += 1
             if self.step_seconds:
                 time.sleep(self.step_seconds)  # the forward of a slower model
@@ -192,15 +195,22 @@ class ScriptedClient:
             step_seconds=0.01 * self.steps,
             under_way=len(self._live),
             paused=self.paused,
+            asleep=self.asleep,
         )
 
     def pause(self, how: Pause = "wait") -> None:
-        self.paused = True
+        self.paused, self.frozen = True, how == "keep"
         if how == "abort":
             self.cancel([stream.request.id for stream in self._live])
 
     def resume(self) -> None:
-        self.paused = False
+        self.paused = self.frozen = False
+
+    def sleep(self, level: int = 1) -> None:
+        self.asleep = level
+
+    def wake(self, parts: Sequence[Part] | None = None) -> None:
+        self.asleep = 0
 
     def reset_prefix_cache(self) -> bool:
         return not self._live

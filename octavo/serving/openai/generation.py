@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
-from octavo.engine.async_engine import RequestStream
+from octavo.engine.request_stream import RequestStream
 from octavo.errors import DeadlineExceededError, InternalError, InvalidRequestError, OctavoError
 from octavo.flow.cache_report import CacheReport
 from octavo.flow.delta import TextDelta
