@@ -89,9 +89,9 @@ def test_requests_of_an_engine_that_hangs_go_on_in_the_next() -> None:
         listener = asyncio.create_task(listen())
         await check_answers(engine, lambda: stop(supervisor))
         await listener
+        await until(lambda: store.value(metrics.ENGINE_HANGS) and engine.healthy)
         assert told[0].startswith("the engine has neither answered nor worked for")
         assert supervisor.process_id != hung
-        assert engine.healthy
         assert engine.trouble is None
         assert (store.value(metrics.ENGINE_DEATHS), store.value(metrics.ENGINE_HANGS)) == (1, 1)
 
@@ -127,6 +127,7 @@ def test_one_that_hangs_while_it_is_loaded_again_is_started_once_more(tmp_path: 
 
     async def test(engine: AsyncEngine, supervisor: EngineSupervisor, store: MetricsStore) -> None:
         await check_answers(engine, lambda: os.kill(supervisor.process_id or 0, signal.SIGKILL))
+        await until(lambda: store.value(metrics.ENGINE_HANGS) and engine.healthy)
         assert (store.value(metrics.ENGINE_DEATHS), store.value(metrics.ENGINE_HANGS)) == (2, 1)
         assert tries.read_text() == "x\n" * 3
 
@@ -135,9 +136,9 @@ def test_one_that_hangs_while_it_is_loaded_again_is_started_once_more(tmp_path: 
 
 def test_a_pause_that_keeps_holds_in_the_next_engine() -> None:
     async def test(engine: AsyncEngine, supervisor: EngineSupervisor, store: MetricsStore) -> None:
+        await engine.pause("keep")
         async with engine.open(request()) as stream:
-            deltas = await anext(stream)
-            await engine.pause("keep")
+            await until(lambda: engine.stats.under_way)
             os.kill(supervisor.process_id or 0, signal.SIGKILL)
             await until(lambda: not engine.healthy)
             assert engine.stats.paused
@@ -145,7 +146,7 @@ def test_a_pause_that_keeps_holds_in_the_next_engine() -> None:
             assert not await engine.reset_prefix_cache()  # it has had its turns
             assert (engine.stats.paused, engine.stats.steps, engine.stats.under_way) == (True, 0, 1)
             await engine.resume()
-            deltas += [delta async for more in stream for delta in more]
+            deltas = [delta async for more in stream for delta in more]
         assert "".join(delta.text for delta in deltas) == "x" * 100
         assert not engine.stats.paused
         os.kill(supervisor.process_id or 0, signal.SIGKILL)
