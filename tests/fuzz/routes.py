@@ -27,7 +27,7 @@ PATHS = tuple(
     for route in ROUTES
     if "POST" in (route.methods or ()) and "{" not in route.path and route.path not in ("/v1/files", "/ping")
 )
-_SECONDS = 20.0
+_SECONDS = 120.0
 
 
 class _Asked:

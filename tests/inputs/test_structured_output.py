@@ -12,7 +12,7 @@ from octavo.flow.structured_outputs import StructuredOutputsParams
 from octavo.inputs.limits import InputLimits
 from octavo.inputs.processor import InputProcessor
 from octavo.inputs.structured import grammar_of
-from octavo.text.grammar import GrammarCompiler, GrammarLimits
+from octavo.text.grammar import GrammarCompiler, GrammarLimits, _LibraryMatcher
 from tests.serving.scripted_engine import VOCAB, ByteTokenizer
 from tests.text.walk import first_wrong
 
@@ -123,6 +123,31 @@ def test_a_schema_nested_thousands_deep_is_refused() -> None:
         schema = {"properties": {"a": schema}}
     with pytest.raises(InvalidRequestError, match="deep"):
         grammar_of(StructuredOutputsParams(json=schema), 4096)
+
+
+class Library:
+    """A matcher of the library whose masks take so long, at work or not."""
+
+    def __init__(self, seconds: float, works: bool) -> None:
+        self._seconds, self._works = seconds, works
+
+    def unsafe_compute_mask_ptr(self, _words: int, _size: int) -> None:
+        if not self._works:
+            time.sleep(self._seconds)
+            return
+        end = time.thread_time() + self._seconds
+        while time.thread_time() < end:
+            pass
+
+    def is_error(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("works", [False, True])
+def test_only_the_time_that_a_mask_is_worked_at_counts(works: bool) -> None:
+    matcher = _LibraryMatcher(Library(0.06, works), 0, 0, GrammarLimits(mask_seconds=0.05))  # type: ignore[arg-type]
+    matcher.fill(0)
+    assert ("took too long" in matcher.error) == works
 
 
 @pytest.mark.parametrize(

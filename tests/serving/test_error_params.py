@@ -125,6 +125,19 @@ def test_an_error_names_the_field(server: RunningServer, case: Case) -> None:
     assert refused(server, case)["param"] == case[2]
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_same_wrong_form_is_named_as_each_api_names_it(turned: bool) -> None:
+    form = {"type": "json_schema", "name": "a", "schema": False}
+    cases: list[Case] = [
+        ("/v1/responses", {"text": {"format": form}}, "text"),
+        ("/v1/chat/completions", {"response_format": {"type": "json_schema", "json_schema": form}}, "response_format"),
+        ("/v1/responses", {"text": {"format": form}}, "text"),
+    ]
+    with run_server() as fresh:  # which has not refused it yet, in other words
+        for case in cases[turned:]:
+            assert refused(fresh, case)["param"] == case[2]
+
+
 @pytest.mark.parametrize("case", POOLED, ids=str)
 def test_an_error_of_a_pooled_route_names_the_field(pooled: RunningServer, case: Case) -> None:
     assert refused(pooled, case)["param"] == case[2]

@@ -2,6 +2,7 @@
 
 import copy
 import datetime
+import time
 
 import pytest
 
@@ -209,6 +210,19 @@ def test_a_refusing_template_says_why():
 def test_hostile_and_faulty_templates_end_in_a_clear_error(source):
     with pytest.raises(InvalidRequestError, match="chat template"):
         render(source)
+
+
+class Halting:
+    """While it is written, the machine does something else."""
+
+    def __str__(self):
+        time.sleep(0.05)
+        return "x"
+
+
+def test_only_the_time_that_a_template_works_counts():
+    template = ChatTemplate("{% for i in range(3) %}{{ halting }}{% endfor %}", limits=TemplateLimits(seconds=0.04))
+    assert template.render([USER], halting=Halting()) == "xxx"
 
 
 def test_long_output_is_cut_off():
