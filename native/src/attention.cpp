@@ -108,10 +108,11 @@ Saved reserve(Team& team, const Attention& attention, const AttentionPlan& plan)
   return saved;
 }
 
-template <class Format> void run(Team& team, const Attention& attention, const Step& step) {
+template <class Format, class Prompt = PromptWork<Format>>
+void run(Team& team, const Attention& attention, const Step& step) {
   const AttentionPlan plan(team, attention, step);
   const auto work_floats = static_cast<size_t>(larger(UnitWork<Format>::floats_needed(attention, plan.most_rows()),
-                                                      PromptWork<Format>::floats_needed(attention, plan.most_rows())));
+                                                      Prompt::floats_needed(attention, plan.most_rows())));
   Saved saved = reserve(team, attention, plan);
   for (bool first = true;; first = false) {
     team.parallel(plan.units(), [&](int64_t task, int thread) {
@@ -119,8 +120,8 @@ template <class Format> void run(Team& team, const Attention& attention, const S
       if (unit.saved == 0 && !first) return;
       float* memory = team.scratch(thread, work_floats);
       for (int64_t head = unit.first_head; head < unit.first_head + unit.heads; ++head) {
-        if (PromptWork<Format>::takes(attention, plan.rows() + unit.first_row, unit.rows)) {
-          run_unit<PromptWork<Format>>(attention, plan, unit, head, saved, memory);
+        if (Prompt::takes(attention, plan.rows() + unit.first_row, unit.rows)) {
+          run_unit<Prompt>(attention, plan, unit, head, saved, memory);
         } else {
           run_unit<UnitWork<Format>>(attention, plan, unit, head, saved, memory);
         }
@@ -134,13 +135,21 @@ template <class Format> void run(Team& team, const Attention& attention, const S
   }
 }
 
+void run_bf16(Team& team, const Attention& attention, const Step& step) {
+#if defined(OCTAVO_ISA_AVX512)
+  const bool fits = attention.layer.layout.block_size % 16 == 0 && attention.head_dim % 16 == 0;
+  if (fits && choose_pairs()) return run<CacheBf16, PromptWork<CacheBf16, InPairs>>(team, attention, step);
+#endif
+  run<CacheBf16>(team, attention, step);
+}
+
 } // namespace
 
 void paged_attention(Team& team, const Instruction& code, const Program& program, const Step& step, int64_t) {
   const Attention attention(code, program);
   switch (code.i[8]) {
   case OCTAVO_CACHE_F16: return run<CacheF16>(team, attention, step);
-  case OCTAVO_CACHE_BF16: return run<CacheBf16>(team, attention, step);
+  case OCTAVO_CACHE_BF16: return run_bf16(team, attention, step);
   case OCTAVO_CACHE_INT8: return run<CacheInt8>(team, attention, step);
   case OCTAVO_CACHE_FP8_E4M3: return run<CacheE4m3>(team, attention, step);
   case OCTAVO_CACHE_FP8_E5M2: return run<CacheE5m2>(team, attention, step);

@@ -2,15 +2,18 @@
 // once, and rows pass over them a few at a time, so that their scores, weights and sums stay close.
 #pragma once
 #include "attention_unit.h"
+#include "bf16_choice.h"
 
 namespace octavo {
 
-// With the bits of UnitWork.
-template <class Format> class PromptWork : public UnitRows<Format> {
+// With the bits of UnitWork. Source: what keys and values are converted to, floats or, of a bf16 cache whose blocks
+// chunks of 16 keys fit, pairs.
+template <class Format, class Source = Converted<Format>> class PromptWork : public UnitRows<Format> {
   using Base = UnitRows<Format>;
 
 public:
   using Type = typename Format::Type;
+  static constexpr bool kWords = std::is_same_v<Source, InPairs>;
 
   static bool takes(const Attention& attention, const Row* tokens, int64_t count) {
     if (count * attention.group <= kRows) return false;
@@ -61,7 +64,7 @@ private:
       Base::join_rows, Base::load_queries, Base::rotate_queries, Base::scale_weights, Base::seen_in_order,
       Base::weigh_rows, Base::wide_block, Base::write_outputs;
   using typename Base::Range;
-  using typename Base::Wide;
+  using Block = KeyBlock<Source>;
 
   static constexpr int64_t kRows = 18; // that pass over a part together
   static_assert(kRows % kRowsAtOnce<Converted<Format>> == 0, "whole tiles");
@@ -81,6 +84,11 @@ private:
   void load_queries_until(int64_t row) {
     const int64_t before = loaded_;
     for (; loaded_ * attention_.group < row; ++loaded_) load_queries(loaded_);
+    if constexpr (kWords) {
+      for (int64_t row = before * attention_.group; row < loaded_ * attention_.group; ++row) {
+        pack_pairs(queries_ + row * attention_.head_dim, attention_.head_dim);
+      }
+    }
     if (before == loaded_) return;
     if constexpr (Format::kRotated) rotate_queries(before * attention_.group, loaded_ * attention_.group, lanes_);
     fetch_queries();
@@ -89,6 +97,32 @@ private:
   void convert_block(int64_t part_begin, int64_t number) {
     const int64_t begin = part_begin + number * kKeys;
     const Range range = seen_in_order(0, rows_, begin, kKeys);
+    if constexpr (kWords) {
+      float* values = values_ + number * kKeys / 2 * attention_.padded;
+      blocks_[number] = paired_block(in_place(0, begin, range), range, values);
+    } else {
+      blocks_[number] = converted_block(begin, number, range);
+    }
+  }
+
+  // Keys stay where they are. The other one of a pair's values may be anything; it is there, in the same cache block.
+  Block paired_block(const KeyBlock<Format>& here, Range range, float* values) const {
+    Block block{};
+    auto* words = reinterpret_cast<uint32_t*>(values);
+    block.key_stride = here.key_stride;
+    block.value_stride = attention_.padded;
+    for (int64_t chunk = 0; chunk < kChunks; ++chunk) {
+      block.keys[chunk] = reinterpret_cast<const uint32_t*>(here.keys[chunk]);
+      block.values[chunk] = words + 8 * chunk * attention_.padded;
+    }
+    for (int64_t key = range.first / 2 * 2; key < range.last; key += 2) {
+      const Type* even = here.values[key / 16] + key % 16 * here.value_stride;
+      zip_values(even, even + here.value_stride, attention_.head_dim, words + key / 2 * attention_.padded);
+    }
+    return block;
+  }
+
+  Block converted_block(int64_t begin, int64_t number, Range range) {
     float* keys = keys_ + number * kKeys * attention_.head_dim;
     float* values = values_ + number * kKeys * attention_.padded;
     uint16_t* key_scales = scales_ + 2 * number * groups() * kKeys;
@@ -96,18 +130,18 @@ private:
     if (!in_chunks_) {
       gather_keys(0, begin, range, keys, key_scales);
       gather_values(0, begin, range, values, value_scales);
-      blocks_[number] = wide_block(keys, values, nullptr, key_scales, value_scales);
-      return;
+      return wide_block(keys, values, nullptr, key_scales, value_scales);
     }
     const KeyBlock<Format> here = in_place(0, begin, range);
     convert_keys(here, range, keys);
     convert_values(here, range, values);
-    blocks_[number] = wide_block(keys, values, &here, nullptr, nullptr);
+    return wide_block(keys, values, &here, nullptr, nullptr);
   }
 
   void run_rows(int64_t first, int64_t last, int64_t base, int64_t begin) {
     const Range range = seen_in_order(first, last, begin, kPart);
     if (range.first >= range.last) return;
+    const FlushSubnormals flush(Format::kInPairs);
     float* sums = part_.values + (first - base) * attention_.padded;
     memset(sums, 0, static_cast<size_t>((last - first) * attention_.padded) * sizeof(float));
     const auto for_blocks = [&](auto&& use) {
@@ -119,9 +153,12 @@ private:
       }
     };
     for_blocks(
-        [&](RowSet& set, const Wide& block, int64_t at) { Base::template score<true>(set, block, first, last, at); });
+        [&](RowSet& set, const Block& block, int64_t at) { Base::template score<true>(set, block, first, last, at); });
     weigh_rows(first, last, scores_, begin);
-    for_blocks([&](RowSet& set, const Wide& block, int64_t at) {
+    if constexpr (kWords) {
+      for (int64_t at = 0; at < (last - first) * kPart; at += kKeys) pack_pairs(scores_ + at, kKeys);
+    }
+    for_blocks([&](RowSet& set, const Block& block, int64_t at) {
       if constexpr (Format::kScaled) {
         scale_weights(set, block, last - first, weights_);
         set.weights = weights_;
@@ -137,7 +174,7 @@ private:
   uint16_t* scales_;      // gathered, [blocks][2][groups][kKeys]
   float* lanes_;          // [head_dim][16]
   int64_t loaded_ = 0;    // tokens whose queries are there
-  Wide blocks_[kBlocks];
+  Block blocks_[kBlocks];
 };
 
 } // namespace octavo

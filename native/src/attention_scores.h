@@ -7,6 +7,13 @@
 
 namespace octavo {
 
+// Numbers of at most 1 to the eight digits of bf16, in three operations (Dekker 1971, doi:10.1007/BF01397083; halves go
+// either way). What is not a number stays so.
+inline Vec16 rounded_weights(Vec16 exact) {
+  const Vec16 spread = exact * set1(65537.0f);
+  return spread - (spread - exact);
+}
+
 // scores: of the kPart keys of a part; the row sees first .. last - 1 of them, at least one. All of the kStretch keys
 // around these are written. Lanes are always those of the part, so sums are in an order that depends on what the row
 // sees alone.
@@ -61,12 +68,14 @@ struct SeenScores {
     return largest(max(max(a, b), max(c, d)));
   }
 
-  // Scores become 2^(score - largest); returns their sum. Vectors after the last key that is seen are left as they are.
-  float to_weights(float largest) const {
+  // Scores become 2^(score - largest), rounded to bf16 or not; returns their sum. Vectors after the last key that is
+  // seen are left as they are.
+  template <bool Rounded> float to_weights(float largest) const {
     const Vec16 top = set1(largest);
     Vec16 sums[4] = {zero(), zero(), zero(), zero()};
     const auto weigh = [&](int at, int place) {
-      const Vec16 weights = exp2_down(load(scores + at) - top);
+      const Vec16 exact = exp2_down(load(scores + at) - top);
+      const Vec16 weights = Rounded ? rounded_weights(exact) : exact;
       store(scores + at, weights);
       sums[place] = sums[place] + weights;
     };

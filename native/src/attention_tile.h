@@ -80,29 +80,40 @@ inline void add_products(const RowSet& set, const KeyBlock<Format>& block, int64
       for (int c = 0; c < Vectors; ++c) totals[r][c] = fma(q, key[c], totals[r][c]);
     }
   };
-  const auto one = [&](int64_t d) { // or a pair
+  const auto load_one = [&](int64_t d, Vec16(&key)[Vectors]) {
+#pragma GCC unroll 4
+    for (int c = 0; c < Vectors; ++c) key[c] = Format::load16(keys[c] + d * block.key_stride);
+  };
+  // Or two. Whole: there is a second one.
+  const auto one = [&](int64_t d, auto whole) {
+    const bool second = whole.value || d + 1 < end;
     if constexpr (Format::kPairs) {
       Vec16 even[Vectors];
       Vec16 odd[Vectors];
 #pragma GCC unroll 4
       for (int c = 0; c < Vectors; ++c) Format::load32(keys[c] + d * block.key_stride, even[c], odd[c]);
+      if (Format::kInPairs && second) add(d + 1, odd);
       add(d, even);
-      if (d + 1 < end) add(d + 1, odd);
+      if (!Format::kInPairs && second) add(d + 1, odd);
     } else {
       Vec16 key[Vectors];
-#pragma GCC unroll 4
-      for (int c = 0; c < Vectors; ++c) key[c] = Format::load16(keys[c] + d * block.key_stride);
+      if (Format::kInPairs && second) {
+        load_one(d + 1, key);
+        add(d + 1, key);
+      }
+      load_one(d, key);
       add(d, key);
     }
   };
-  constexpr int kStep = Format::kPairs ? 2 : 1;
+  constexpr int kStep = Format::kPairs || Format::kInPairs ? 2 : 1;
+  constexpr int kAtOnce = Format::kFetchEvery > kStep ? Format::kFetchEvery : kStep;
   int64_t d = begin;
-  for (; d + Format::kFetchEvery <= end; d += Format::kFetchEvery) {
+  for (; d + kAtOnce <= end; d += kAtOnce) {
     fetch(d);
 #pragma GCC unroll 4
-    for (int i = 0; i < Format::kFetchEvery; i += kStep) one(d + i);
+    for (int i = 0; i < kAtOnce; i += kStep) one(d + i, std::true_type{});
   }
-  for (; d < end; d += kStep) one(d);
+  for (; d < end; d += kStep) one(d, std::false_type{});
 }
 
 template <int Rows, int Vectors> inline void clear_tile(Vec16 (&tile)[Rows][Vectors]) {
@@ -144,6 +155,19 @@ void score_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
   }
 }
 
+// Keys first .. last - 1 as they are added up.
+template <bool InPairs, class F> inline void in_order(int first, int last, F&& use) {
+  int key = first;
+  if constexpr (InPairs) {
+    if (key % 2 != 0 && key < last) use(key++);
+    for (; key + 2 <= last; key += 2) {
+      use(key + 1);
+      use(key);
+    }
+  }
+  for (; key < last; ++key) use(key);
+}
+
 // sums[row .. row + Rows][at .. at + 16 Vectors] += weights of keys first .. last - 1 times their values.
 template <class Format, int Rows, int Vectors>
 void value_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, int64_t at, int first, int last) {
@@ -155,33 +179,45 @@ void value_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
 #pragma GCC unroll 4
     for (int c = 0; c < Vectors; ++c) totals[r][c] = load(sums + r * set.sums_stride + 16 * c);
   }
+  const auto add_key = [&](int key, const typename Format::Type* values, const typename Format::Type* ahead) {
+    if constexpr (Format::kCold) {
+      for (int c = 0; c < Vectors; c += Format::kFetchVectors) __builtin_prefetch(Format::at(ahead, 16 * c));
+    }
+    Vec16 value[Vectors];
+    if constexpr (Vectors == 1) {
+      value[0] = Format::load16(values);
+    } else {
+#pragma GCC unroll 2
+      for (int c = 0; c < Vectors; c += 2) Format::load32(Format::at(values, 16 * c), value[c], value[c + 1]);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+      const float* own = weights + r * set.weight_stride + key;
+#pragma GCC unroll 4
+      for (int c = 0; c < Vectors; ++c) {
+        const Vec16 weight = set1(own[Format::kGrouped ? 16 * c / kScaleGroup * kKeys : 0]);
+        totals[r][c] = fma(weight, value[c], totals[r][c]);
+      }
+    }
+  };
   for (int key = first; key < last;) {
     const int chunk = key / 16;
     const int end = !Format::kCold || last < 16 * (chunk + 1) ? last : 16 * (chunk + 1); // converted chunks adjoin
     const typename Format::Type* values = Format::at(block.values[chunk] + (key - 16 * chunk) * block.value_stride, at);
     const typename Format::Type* ahead = Format::at(block.ahead[chunk] + (key - 16 * chunk) * block.value_stride, at);
-    for (; key < end; ++key, values += block.value_stride) {
-      if constexpr (Format::kCold) {
-        for (int c = 0; c < Vectors; c += Format::kFetchVectors) __builtin_prefetch(Format::at(ahead, 16 * c));
-        ahead += block.value_stride;
+    const int64_t stride = block.value_stride;
+    if constexpr (Format::kInPairs) {
+      if (key % 2 != 0) {
+        add_key(key++, values, ahead);
+        values += stride;
+        ahead += stride;
       }
-      Vec16 value[Vectors];
-      if constexpr (Vectors == 1) {
-        value[0] = Format::load16(values);
-      } else {
-#pragma GCC unroll 2
-        for (int c = 0; c < Vectors; c += 2) Format::load32(Format::at(values, 16 * c), value[c], value[c + 1]);
-      }
-#pragma GCC unroll 8
-      for (int r = 0; r < Rows; ++r) {
-        const float* own = weights + r * set.weight_stride + key;
-#pragma GCC unroll 4
-        for (int c = 0; c < Vectors; ++c) {
-          const Vec16 weight = set1(own[Format::kGrouped ? 16 * c / kScaleGroup * kKeys : 0]);
-          totals[r][c] = fma(weight, value[c], totals[r][c]);
-        }
+      for (; key + 2 <= end; key += 2, values += 2 * stride, ahead += 2 * stride) {
+        add_key(key + 1, values + stride, ahead + stride);
+        add_key(key, values, ahead);
       }
     }
+    for (; key < end; ++key, values += stride, ahead += stride) add_key(key, values, ahead);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
@@ -197,12 +233,12 @@ void value_rest(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
   const float* weights = set.weights + row * set.weight_stride + (Format::kGrouped ? at / kScaleGroup * kKeys : 0);
   const int64_t count = set.head_dim - at;
   Vec16 total = load(sums);
-  for (int key = first; key < last; ++key) {
+  in_order<Format::kInPairs>(first, last, [&](int key) {
     const typename Format::Type* values = Format::at(block.values[key / 16] + (key % 16) * block.value_stride, at);
     float lanes[16] = {};
     for (int64_t i = 0; i < count; ++i) lanes[i] = Format::load_rest(values, i);
     total = fma(set1(weights[key]), load(lanes), total);
-  }
+  });
   store(sums, total);
 }
 

@@ -1,5 +1,6 @@
 // The rows of a task of attention: which keys they see, their queries, and what is done with them row by row.
 #pragma once
+#include "attention_pairs.h"
 #include "attention_rows.h"
 #include "attention_scores.h"
 #include "attention_tile.h"
@@ -120,7 +121,8 @@ protected:
     const float* from = attention_.in + tokens_[token].token * width + kv_head_ * count;
     float* to = queries_ + token * count;
     for (int64_t at = 0; at < count; at += 16) {
-      store_up_to(to + at, load_up_to(from + at, count - at) * scale, count - at);
+      const Vec16 query = load_up_to(from + at, count - at) * scale;
+      store_up_to(to + at, Format::kInPairs ? rounded_to_bf16(query) : query, count - at);
     }
   }
 
@@ -167,8 +169,12 @@ protected:
   Range seen_in_order(int64_t first_row, int64_t last_row, int64_t begin, int64_t count) const {
     return {range_of(first_row, begin, count).first, range_of(last_row - 1, begin, count).last};
   }
-  // Those that all of them see.
+  // Those that all of them see; none of two that are added as a pair without the other.
   template <bool Ordered> Range common(int64_t first_row, int64_t last_row, int64_t begin, int64_t count) const {
+    const Range all = common_keys<Ordered>(first_row, last_row, begin, count);
+    return Format::kInPairs ? Range{(all.first + 1) / 2 * 2, all.last / 2 * 2} : all;
+  }
+  template <bool Ordered> Range common_keys(int64_t first_row, int64_t last_row, int64_t begin, int64_t count) const {
     if (Ordered) return {range_of(last_row - 1, begin, count).first, range_of(first_row, begin, count).last};
     Range all = {0, count};
     for (int64_t row = first_row; row < last_row; ++row) {
@@ -327,7 +333,7 @@ protected:
     }
     for (int64_t row = first; row < last; ++row) {
       const SeenScores seen_scores = scores_of(row);
-      if (seen_scores.first < seen_scores.last) part_.weight[row] = seen_scores.to_weights(part_.largest[row]);
+      if (seen_scores.first < seen_scores.last) part_.weight[row] = seen_scores.template to_weights<Format::kInPairs>(part_.largest[row]);
     }
   }
 
@@ -356,8 +362,12 @@ protected:
       const Range range =
           Ordered ? seen_in_order(row, row + count.value, begin, kKeys) : seen(row, row + count.value, 1, begin, kKeys);
       if (range.first >= range.last) return;
-      score_rows<Source, count.value>(set, block, row - first, static_cast<int>(range.first / 16),
-                                      static_cast<int>((range.last + 15) / 16));
+      const int begin_chunk = static_cast<int>(range.first / 16), end_chunk = static_cast<int>((range.last + 15) / 16);
+      if constexpr (std::is_same_v<Source, InPairs>) {
+        score_rows_in_pairs<count.value>(set, block, row - first, begin_chunk, end_chunk);
+      } else {
+        score_rows<Source, count.value>(set, block, row - first, begin_chunk, end_chunk);
+      }
     });
   }
 
@@ -379,7 +389,7 @@ protected:
       add_row_values(set, block, place + r, {range.first, any ? all.first : range.last});
     }
     if (!any) return;
-    value_rows<Source, Rows>(set, block, place, static_cast<int>(all.first), static_cast<int>(all.last));
+    add_tile<Source, Rows>(set, block, place, all);
     for (int r = 0; r < Rows && all.last < kKeys; ++r) {
       add_row_values(set, block, place + r, {all.last, range_of(row + r, begin, kKeys).last});
     }
@@ -387,8 +397,17 @@ protected:
 
   template <class Source>
   void add_row_values(const RowSet& set, const KeyBlock<Source>& block, int64_t place, Range range) const {
-    if (range.first >= range.last) return;
-    value_rows<Source, 1>(set, block, place, static_cast<int>(range.first), static_cast<int>(range.last));
+    if (range.first < range.last) add_tile<Source, 1>(set, block, place, range);
+  }
+
+  template <class Source, int Rows>
+  void add_tile(const RowSet& set, const KeyBlock<Source>& block, int64_t place, Range range) const {
+    const int first = static_cast<int>(range.first), last = static_cast<int>(range.last);
+    if constexpr (std::is_same_v<Source, InPairs>) {
+      value_rows_in_pairs<Rows>(set, block, place, first, last);
+    } else {
+      value_rows<Source, Rows>(set, block, place, first, last);
+    }
   }
 
   const Attention& attention_;

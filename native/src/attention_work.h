@@ -1,6 +1,7 @@
 // One task of attention: what some rows and one kv head do with their keys, part by part and block by block.
 #pragma once
 #include "attention_unit.h"
+#include "bf16_choice.h"
 
 namespace octavo {
 
@@ -41,9 +42,7 @@ public:
     const Range range = seen(Run{0, token_count_}, begin, kPart);
     first_ = range.first / kKeys;
     last_ = (range.last - 1) / kKeys;
-    for (int64_t block = first_; block <= last_; ++block) score_block(begin, block);
-    weigh_rows(0, rows_, scores_, begin);
-    for (int64_t block = first_; block <= last_; ++block) add_block(begin, block);
+    sum_blocks(begin);
     if (!joins) return;
     join_rows(0, rows_, 0, part);
     write_outputs(0, rows_, part);
@@ -58,6 +57,13 @@ private:
   using typename Base::Range;
   using typename Base::Run;
   using typename Base::Wide;
+
+  void sum_blocks(int64_t begin) {
+    const FlushSubnormals flush(Format::kInPairs);
+    for (int64_t block = first_; block <= last_; ++block) score_block(begin, block);
+    weigh_rows(0, rows_, scores_, begin);
+    for (int64_t block = first_; block <= last_; ++block) add_block(begin, block);
+  }
 
   // Of a row that has its keys for itself; meanwhile the queries come.
   [[gnu::always_inline]] void fetch_first_keys() const {

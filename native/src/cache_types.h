@@ -21,6 +21,9 @@ struct Plain {
   static constexpr bool kGrouped = false;  // has a scale for kScaleGroup elements, not for all of a head
   static constexpr bool kRotated = false;  // keys and values are rotated
   static constexpr bool kCold = true;      // is to be fetched from memory
+  // Queries and weights are rounded to bf16, and of two products with neighbours the second is added first: as
+  // VDPBF16PS does, so that it may multiply (bf16_choice.h).
+  static constexpr bool kInPairs = false;
   static constexpr int kFetchEvery = 1;    // dimensions of keys that one fetch covers
   static constexpr int kFetchVectors = 2;  // vectors of a value that one fetch covers
   static constexpr float kUnit = 1.0f;     // scales are kept divided by it
@@ -54,6 +57,7 @@ struct CacheF16 : Plain {
 
 struct CacheBf16 : Plain {
   static constexpr bool kPairs = true;
+  static constexpr bool kInPairs = true;
   static constexpr int kFetchEvery = 2;
   using Type = uint16_t;
   static void load32(const uint16_t* p, Vec16& even, Vec16& odd) { load_bf16_pairs(p, even, odd); }
@@ -217,6 +221,7 @@ template <class Format> struct Converted : CacheF32 {
   static constexpr bool kScaled = Format::kScaled;
   static constexpr bool kGrouped = Format::kGrouped;
   static constexpr bool kCold = false;
+  static constexpr bool kInPairs = Format::kInPairs;
   static constexpr float kUnit = Format::kUnit;
 };
 

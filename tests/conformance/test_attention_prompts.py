@@ -7,7 +7,7 @@ import pytest
 
 from octavo.ops.conformance import CacheShape, numbers
 from octavo.spec.decoder import AttentionSpec
-from tests.conformance.devices import ISAS, NativeDevice
+from tests.conformance.devices import ISAS, NativeDevice, library
 from tests.conformance.test_attention_sharing import SLOPES, attend
 
 LENGTH = 330  # more than a part of 256 keys, and no multiple of anything
@@ -23,11 +23,15 @@ CASES = {
     "odd width": (replace(PLAIN, head_dim=20, heads=8, kv_heads=1), "fp8_e5m2", 16),
     "a head a group": (replace(PLAIN, heads=2), "float16", 16),
     "int4": (replace(PLAIN, head_dim=64), "int4", 16),
+    "bfloat16, chunk": (replace(PLAIN, head_dim=80, heads=3, kv_heads=1, chunk=77), "bfloat16", 16),
+    "bfloat16, odd width": (replace(PLAIN, head_dim=20, heads=8, kv_heads=1), "bfloat16", 32),
+    "bfloat16, ALiBi, softcap": (replace(PLAIN, head_dim=128, alibi=SLOPES, softcap=8.0), "bfloat16", 32),
 }
+OWN, FLOATS, PAIRS = -1, 0, 1  # how bf16 is multiplied
 
 
-def run(isa: str, name: str, cuts: list[int], inputs: np.ndarray, threads: int) -> np.ndarray:
-    """The prompt's outputs, its tokens computed in steps that end at `cuts`."""
+def run(isa: str, name: str, cuts: list[int], inputs: np.ndarray, threads: int, way: int = OWN) -> np.ndarray:
+    """The outputs of a prompt whose tokens are computed in steps that end at `cuts`; `way`: how bf16 is multiplied."""
     spec, dtype, block = CASES[name]
     blocks = -(-LENGTH // block)
     table = np.random.default_rng(1).permutation(blocks).astype(np.int32).reshape(1, 1, blocks)
@@ -35,9 +39,13 @@ def run(isa: str, name: str, cuts: list[int], inputs: np.ndarray, threads: int) 
         isa, CacheShape(dtype, block, blocks, spec.kv_heads, spec.head_dim, 1, table), threads=threads
     )
     pieces = zip([0, *cuts], [*cuts, LENGTH], strict=True)
-    return np.concatenate(
-        [attend(device, spec, [(0, first, last - first)], {0: inputs[first:last]})[0] for first, last in pieces]
-    )
+    library(isa).call.octavo_bf16_force(way)
+    try:
+        return np.concatenate(
+            [attend(device, spec, [(0, first, last - first)], {0: inputs[first:last]})[0] for first, last in pieces]
+        )
+    finally:
+        library(isa).call.octavo_bf16_force(OWN)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -50,6 +58,18 @@ def test_a_prompt_at_once_is_the_prompt_in_pieces(isa, name):
     np.testing.assert_array_equal(whole.view(np.uint32), narrow.view(np.uint32))
     np.testing.assert_array_equal(run(isa, name, [], inputs, 2), whole)
     np.testing.assert_array_equal(run(isa, name, [37, 290], inputs, 2), whole)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name][1] == "bfloat16"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_bf16_has_the_same_bits_however_it_is_multiplied(isa, name):
+    spec = CASES[name][0]
+    inputs = numbers(5, LENGTH, (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
+    inputs[280:, -1] = np.inf  # a value that the rows before do not see
+    floats = run(isa, name, [], inputs, 1, FLOATS)
+    assert np.isfinite(floats[:280]).all()
+    for cuts in ([], [41, 290], [100, 101, 102, 280]):
+        np.testing.assert_array_equal(run(isa, name, cuts, inputs, 2, PAIRS).view(np.uint32), floats.view(np.uint32))
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -11,6 +11,12 @@ inline void store_up_to(float* p, Vec16 v, int64_t n) {
   if (n >= 16) return store(p, v);
   store_n(p, v, static_cast<int>(n));
 }
+// To nearest even; a NaN stays one.
+inline Vec16 rounded_to_bf16(Vec16 v) {
+  uint16_t rounded[16];
+  store_bf16(rounded, v);
+  return load_bf16(rounded);
+}
 inline float first_lane(Vec16 v) {
   float lanes[16];
   store(lanes, v);
