@@ -7,6 +7,7 @@
     python -m benchmarks.ops rest --json ops.json                 what is between them; --json: for other programs
     python -m benchmarks.ops draws --logits peaked --draw-rows 64  every sampler
     python -m benchmarks.ops curves --out docs/pictures           steps of whole models as batch, context and model grow
+    python -m benchmarks.ops walk --models 0.5B --formats bf16     one token: what each product reads, out of memory
 
 A kernel is bound by what it has to read (the ceiling is what the team reads of a working set of that size: memory, or
 a cache) or by what it has to compute (multiply-adds in registers, of floats or of numbers of 8 bits). The last column
@@ -21,25 +22,26 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ops import attention, curves, draws, linear, rest
+from benchmarks.ops import attention, curves, draws, linear, rest, walk
 from benchmarks.ops.measure import Bench, Figure, Work, benches
 from octavo.config.machine import read_machine
 from octavo.kernels.choose import bf16_choice
 
 GROUPS = ("linear", "attention", "rest", "draws")
 BF16 = ("auto", "floats", "pairs")
+_ALONE = {"curves": curves.main, "walk": walk.main}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a line a kernel and number of threads."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["curves"]:
-        curves.main(given[1:])
+    if given and given[0] in _ALONE:
+        _ALONE[given[0]](given[1:])
         return
     parser = _parser()
     options = parser.parse_args(given)
     if unknown := [name for name in options.groups if name not in GROUPS]:
-        parser.error(f"there is no group {unknown[0]!r}: {', '.join(GROUPS)}, or curves alone")
+        parser.error(f"there is no group {unknown[0]!r}: {', '.join(GROUPS)}, or curves or walk alone")
     made = benches(options.isa, options.threads, options.repeats)
     made[0].library.call.octavo_bf16_force(BF16.index(options.bf16) - 1)
     figures: list[Figure] = []

@@ -140,14 +140,19 @@ class Model:
         self._products = 2 * (layers * hidden * (2 * (heads + kv_heads) * width + 3 * inner) + vocab * hidden)
         self._bench = bench
 
-    def point(self, batch: int, context: int) -> tuple[float, float]:
-        """(seconds, floor) of a step in which each of `batch` sequences draws the token at the end of `context`."""
+    def step(self, batch: int, context: int) -> NativeStep:
+        """One in which each of `batch` sequences draws the token at the end of `context`."""
         count = -(-context // _BLOCK)
         self._tables[:, :batch, :count] = self._blocks[: batch * count].reshape(batch, count)
         step, one = NativeStep(batch), np.arange(batch, dtype=np.int32)
         starts = np.arange(batch + 1, dtype=np.int32)
         step.set_tokens(one, np.full(batch, context - 1, np.int32), starts, one)
         step.set_rows(one, np.zeros(batch, SAMPLING_RECORD))
+        return step
+
+    def point(self, batch: int, context: int) -> tuple[float, float]:
+        """(seconds, floor) of such a step."""
+        step = self.step(batch, context)
         seconds = self._bench.seconds(lambda: self.program.run(step))
         reading = (self.weight_bytes + batch * context * self.token_bytes) / self._bench.memory
         products = batch * self._products / self._bench.peak(self.kind)

@@ -8,6 +8,7 @@ from typing import Literal
 from octavo.kernels.cpu.allocate import aligned_bytes
 from octavo.kernels.cpu.library import NativeLibrary, load_library
 from octavo.kernels.cpu.team import ThreadTeam
+from octavo.ops.weight import Bytes
 
 Kind = Literal["f32", "int8", "bf16"]
 
@@ -72,6 +73,7 @@ class Bench:
     repeats: int = 7
     _reading: dict[int, float] = field(default_factory=dict[int, float])
     _peaks: dict[Kind, float] = field(default_factory=dict[Kind, float])
+    _probed: Bytes | None = None
 
     def seconds(self, run: Callable[[], None]) -> float:
         """The least time of a run, after one that warms up."""
@@ -97,6 +99,14 @@ class Bench:
     def memory(self) -> float:
         """Bytes a second out of memory that no cache holds."""
         return self.reading(_LARGE)
+
+    def probe(self) -> float:
+        """Bytes a second out of memory now, read once: what is put beside a figure of the same moment."""
+        if self._probed is None:
+            self._probed = aligned_bytes(_LARGE)
+            self._probed[:] = 1
+        data, call = self._probed, self.library.call.octavo_read_bytes
+        return _LARGE / _timed(lambda: call(self.team.handle, data.ctypes.data, _LARGE))
 
     def peak(self, kind: Kind) -> float:
         """Operations a second in registers; 0 where the processor has no instruction for the kind."""

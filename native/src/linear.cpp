@@ -13,9 +13,9 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t kTaskBytes = 1 << 16; // of weights, that are worth a task of their own
-constexpr int kTileStep = 12;           // blocks of rows are multiples of it
-constexpr int kPartsAThread = 16;       // tasks a thread, if there are as many blocks of rows
+constexpr int64_t kFetchAhead = 2048; // bytes of each panel that few rows go through: enough for memory
+constexpr int kTileStep = 12;         // blocks of rows are multiples of it
+constexpr int kPartsAThread = 16;     // tasks a thread, if there are as many blocks of rows
 
 struct Product {
   const OctavoSegment* segments;
@@ -29,6 +29,7 @@ struct Product {
   int64_t width;
   int64_t rows;
   Coding coding;
+  const OctavoInstruction* after; // the product that comes next, or null
 };
 
 Strip strip_at(const OctavoSegment& segment, int64_t panel) {
@@ -52,7 +53,50 @@ void finish_row(const Product& product, const OctavoSegment& segment, int64_t fi
   }
 }
 
-// --- few rows: memory sets the pace, so threads take long runs of each segment, and codes are not written out ---
+// --- few rows: memory sets the pace, so each thread takes one run of all panels, and codes are not written out ---
+
+// Of a product's panels, counted through its segments.
+struct PanelAt {
+  int segment;
+  int64_t panel;        // in the segment
+  int64_t first_output; // the column of the segment's first row
+};
+
+int64_t all_panels(const OctavoSegment* segments, int count) {
+  int64_t panels = 0;
+  for (int s = 0; s < count; ++s) panels += panel_count(segments[s].rows);
+  return panels;
+}
+
+PanelAt locate(const OctavoSegment* segments, int64_t panel) {
+  PanelAt at{0, panel, 0};
+  for (int64_t here; at.panel >= (here = panel_count(segments[at.segment].rows)); ++at.segment) {
+    at.panel -= here;
+    at.first_output += segments[at.segment].rows;
+  }
+  return at;
+}
+
+// Panels that are read one after the other, as what follows other ones.
+struct Following {
+  const uint8_t* panels;
+  PanelLayout layout;
+};
+
+Following following_at(const OctavoSegment* segments, int64_t panel) {
+  const PanelAt at = locate(segments, panel);
+  const Strip strip = strip_at(segments[at.segment], at.panel);
+  return {strip.panels, strip.layout};
+}
+
+// What this thread reads first of the product that comes next; without one, what `strip` has read.
+Following next_product(const Team& team, int thread, const Product& product, const Strip& strip) {
+  if (!product.after) return {strip.panels, strip.layout};
+  const OctavoSegment* segments = static_cast<const OctavoSegment*>(product.after->p[0]);
+  const int64_t panels = all_panels(segments, product.after->i[1]);
+  const int64_t first = team.run_start(panels, thread);
+  return following_at(segments, first < panels ? first : panels - 1);
+}
 
 // Rows of one pass, so that passes are as equal as can be: 5 are 3 and 2.
 int pass_rows(int64_t rows) {
@@ -60,48 +104,48 @@ int pass_rows(int64_t rows) {
   return static_cast<int>((rows + passes - 1) / passes);
 }
 
-void run_few(const Product& product, const OctavoSegment& segment, int64_t first_output, int64_t begin, int64_t end) {
-  const FlushSubnormals flush(segment.format == OCTAVO_BF16);
+// Panels [panel, panel + panels) of a segment; next: what is read afterwards.
+void few_rows_of(const Product& product, const OctavoSegment& segment, const PanelAt& at, int wide, Following next) {
+  const int panels = 1 << wide, height = pass_rows(product.rows);
   const LinearKernel kernel = linear_kernel(segment.format, product.coding);
-  const int height = pass_rows(product.rows);
-  const int widest = height > 2 ? 2 : kWidestFew;
-  for (int64_t panel = begin; panel < end;) {
-    const int wide = widest > 2 && end - panel >= 4 ? 2 : widest > 1 && end - panel >= 2 ? 1 : 0; // as a power of two
-    const int panels = 1 << wide;
-    for (int64_t row = 0; row < product.rows; row += height) {
-      const int rows = static_cast<int>(product.rows - row < height ? product.rows - row : height);
-      float total[kFewRows * kMostPanels * kLanes];
-      kernel.few[rows - 1][wide](strip_at(segment, panel), product.in, product.first_input + row, total);
-      for (int r = 0; r < rows; ++r)
-        finish_row(product, segment, first_output, panel, panels, row + r, total + r * panels * kLanes);
-    }
-    panel += panels;
+  Strip strip = strip_at(segment, at.panel);
+  strip.next = next.panels;
+  strip.next_layout = next.layout;
+  strip.ahead = strip.layout.high < kFetchAhead ? strip.layout.high : kFetchAhead;
+  for (int64_t row = 0; row < product.rows; row += height) {
+    const int rows = static_cast<int>(product.rows - row < height ? product.rows - row : height);
+    float total[kFewRows * kMostPanels * kLanes];
+    kernel.few[rows - 1][wide](strip, product.in, product.first_input + row, total);
+    for (int r = 0; r < rows; ++r)
+      finish_row(product, segment, at.first_output, at.panel, panels, row + r, total + r * panels * kLanes);
+    strip.ahead = strip.layout.high; // it has been read: what follows is fetched
   }
 }
 
-// Tasks that one product with few rows is dealt out in: some more than threads, for one may be late.
-int64_t few_parts(const Product& product, int threads) {
-  if (threads == 1) return 1;
-  int64_t bytes = 0;
-  for (int s = 0; s < product.segment_count; ++s) {
-    const OctavoSegment& segment = product.segments[s];
-    bytes += panel_count(segment.rows) * panel_layout(segment.format, segment.cols).bytes;
+int widest_few(int64_t rows) { return pass_rows(rows) > 2 ? 2 : kWidestFew; }
+
+// Panels [begin, end), counted through all segments; last: what follows them.
+void run_few(const Product& product, int64_t begin, int64_t end, Following last) {
+  const int widest = widest_few(product.rows);
+  while (begin < end) {
+    PanelAt at = locate(product.segments, begin);
+    const OctavoSegment& segment = product.segments[at.segment];
+    at.first_output += product.first_output;
+    const FlushSubnormals flush(segment.format == OCTAVO_BF16);
+    const int64_t inside = panel_count(segment.rows) - at.panel, left = end - begin < inside ? end - begin : inside;
+    const int wide = widest > 2 && left >= 4 ? 2 : widest > 1 && left >= 2 ? 1 : 0; // as a power of two
+    begin += 1 << wide;
+    few_rows_of(product, segment, at, wide, begin < end ? following_at(product.segments, begin) : last);
   }
-  const int64_t turns = bytes / (kTaskBytes * threads);
-  return threads * (turns < 1 ? 1 : turns > 4 ? 4 : turns);
 }
 
 void few_rows(Team& team, const Product& product) {
-  const int64_t parts = few_parts(product, team.threads());
-  team.parallel(parts, [&](int64_t part, int) {
-    int64_t first_output = product.first_output;
-    for (int s = 0; s < product.segment_count; ++s) {
-      const OctavoSegment& segment = product.segments[s];
-      const int64_t panels = panel_count(segment.rows), pairs = (panels + 1) / 2;
-      const int64_t begin = part * pairs / parts * 2, end = (part + 1) * pairs / parts * 2;
-      run_few(product, segment, first_output, begin, end < panels ? end : panels);
-      first_output += segment.rows;
-    }
+  const int64_t panels = all_panels(product.segments, product.segment_count);
+  team.parallel_runs(panels, widest_few(product.rows), [&](int64_t begin, int64_t end, int thread) {
+    const bool more = begin >= team.run_start(panels, thread) && end < team.run_start(panels, thread + 1);
+    run_few(product, begin, end,
+            more ? following_at(product.segments, end)
+                 : next_product(team, thread, product, strip_at(product.segments[0], 0)));
   });
 }
 
@@ -288,6 +332,16 @@ void run_product(Team& team, Product& product, const float* x, int64_t depth) {
     many_rows(team, product);
 }
 
+// The product that comes next in the program, or in the next step.
+const OctavoInstruction* product_after(const OctavoInstruction& instruction, const OctavoProgram& program) {
+  const OctavoInstruction* const end = program.code + program.count;
+  for (const OctavoInstruction* next = &instruction + 1; next < end; ++next)
+    if (next->opcode == OCTAVO_LINEAR) return next;
+  for (const OctavoInstruction* next = program.code; next <= &instruction; ++next)
+    if (next->opcode == OCTAVO_LINEAR) return next;
+  return nullptr;
+}
+
 } // namespace
 
 void linear(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep&,
@@ -301,6 +355,7 @@ void linear(Team& team, const OctavoInstruction& instruction, const OctavoProgra
   product.width = instruction.width;
   product.rows = rows;
   product.coding = static_cast<Coding>(instruction.i[2]);
+  product.after = product_after(instruction, program);
   // One product for each run of segments with the same order of inputs: all of them, but in odd checkpoints.
   for (int left = instruction.i[1]; left > 0; left -= product.segment_count) {
     product.segment_count = 1;
@@ -334,7 +389,7 @@ void head_linear(Team& team, const OctavoInstruction& instruction, const OctavoP
   team.parallel(heads * blocks, [&](int64_t task, int thread) {
     const Product one = head_product(product, task / blocks, width);
     const int64_t row = task % blocks * kMostRows;
-    if (few) return run_few(one, one.segments[0], 0, 0, panel_count(one.segments[0].rows));
+    if (few) return run_few(one, 0, panel_count(one.segments[0].rows), following_at(one.segments, 0));
     if (!format_of(one.segments[0].format).dense())
       run_head(team, thread, one, row, rows - row < kMostRows ? rows - row : kMostRows);
   });

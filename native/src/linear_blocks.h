@@ -20,18 +20,17 @@ template <int Number, int Rows, int Panels> struct BlockTile {
   const float* sums; // [Rows], cols / f.group apart; null without mins
   int64_t cols;
   Vec16 sum[Rows][Panels], total[Rows][Panels];
+  AheadOf ahead;
 
   const uint8_t* panel(int p) const { return strip.panels + p * strip.layout.bytes; }
 
   // sum += values * inputs over eight inputs of a unit.
   template <int Row> void add_eight(int64_t unit) {
-    const int64_t ahead = Panels * strip.layout.bytes;
 #pragma GCC unroll 4
     for (int p = 0; p < Panels; ++p) {
       const uint8_t* low = panel(p) + unit * 64 * f.low_bits;
-      // The strip that comes next, at the same place: early enough for memory, late enough for the second level.
-      if constexpr (f.low_bits == 8) __builtin_prefetch(low + Row * 128 + 64 + ahead, 0, 2);
-      if constexpr (f.low_bits >= 4 || Row % 2 == 0) __builtin_prefetch(low + Row * 16 * f.low_bits + ahead, 0, 2);
+      if constexpr (f.low_bits == 8) ahead.fetch(p, Row * 128 + 64);
+      if constexpr (f.low_bits >= 4 || Row % 2 == 0) ahead.fetch(p, Row * 16 * f.low_bits);
       Vec16 value[8];
       read_eight<Number, Row>(low, panel(p) + strip.layout.high + unit * 64 * f.high_bits, value);
 #pragma GCC unroll 8
@@ -60,6 +59,8 @@ template <int Number, int Rows, int Panels> struct BlockTile {
   }
 
   void add_unit(const SuperScales (&shared)[Panels], int64_t unit) {
+    ahead.move(unit * 64 * f.low_bits);
+    ahead.fetch_rest<Panels>();
     add_eight<0>(unit);
     add_eight<1>(unit);
     if constexpr (f.group == 16) close_group(shared, 2 * unit);
@@ -78,7 +79,8 @@ void few_block_rows(const Strip& strip, const LinearInputs& in, int64_t row, flo
                                        f.mins ? group_sums<Number>(in) + row * (in.cols / f.group) : nullptr,
                                        in.cols,
                                        {},
-                                       {}};
+                                       {},
+                                       AheadOf(strip, in.cols / kUnit)};
 #pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4

@@ -39,7 +39,8 @@ template <int Number> int64_t dense_cols(const LinearInputs& in) {
 template <int Number, int Rows, int Panels>
 void few_dense_rows(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
   constexpr int64_t kBytes = format_of(Number).low_bits / 8 * kLanes; // of one input
-  const int64_t cols = dense_cols<Number>(in), ahead = Panels * strip.layout.bytes;
+  const int64_t cols = dense_cols<Number>(in);
+  AheadOf ahead(strip, 1);
   const float* x = dense_inputs<Number>(in) + row * cols;
   Vec16 total[Rows][Panels];
   for (int r = 0; r < Rows; ++r)
@@ -54,11 +55,12 @@ void few_dense_rows(const Strip& strip, const LinearInputs& in, int64_t row, flo
       for (int p = 0; p < Panels; ++p) sum[r][p] = zero();
     int64_t k = start;
     for (; k + 2 <= end; k += 2) {
+      ahead.move(k * kBytes);
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) {
         const uint8_t* panel = strip.panels + p * strip.layout.bytes;
-        __builtin_prefetch(panel + k * kBytes + ahead, 0, 2);
-        if constexpr (Number == OCTAVO_F32) __builtin_prefetch(panel + (k + 1) * kBytes + ahead, 0, 2);
+        ahead.fetch(p);
+        if constexpr (Number == OCTAVO_F32) ahead.fetch(p, kBytes);
         Vec16 first, second;
         read_pair<Number>(panel, k, first, second);
 #pragma GCC unroll 4
@@ -88,7 +90,8 @@ template <int Number> struct Dense {
 #if defined(OCTAVO_ISA_AVX512)
 template <int Rows, int Panels>
 void few_pair_rows(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
-  const int64_t words = in.even_cols / 2, ahead = Panels * strip.layout.bytes;
+  const int64_t words = in.even_cols / 2;
+  AheadOf ahead(strip, 1);
   const uint32_t* x = in.pairs + row * words;
   Vec16 total[Rows][Panels];
   for (int r = 0; r < Rows; ++r)
@@ -102,10 +105,11 @@ void few_pair_rows(const Strip& strip, const LinearInputs& in, int64_t row, floa
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) sum[r][p] = zero();
     for (int64_t k = start; k < end; ++k) {
+      ahead.move(k * 4 * kLanes);
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) {
         const uint8_t* weights = strip.panels + p * strip.layout.bytes + k * 4 * kLanes;
-        __builtin_prefetch(weights + ahead, 0, 2);
+        ahead.fetch(p);
         const Vec16 weight = bits_as_float(load_words(weights));
 #pragma GCC unroll 4
         for (int r = 0; r < Rows; ++r) {
@@ -135,7 +139,7 @@ void few_register_rows(const Strip& strip, const LinearInputs& in, int64_t row, 
       tile.input_words = words;
       tile.out = out + p * kLanes;
       tile.row_stride = Panels * kLanes;
-      tile.ahead = tile.weights + Panels * bytes;
+      tile.ahead = strip.next + p * strip.next_layout.bytes;
       tile.ahead_bytes = kTileBytes;
       run_register_tile(registers, tile, Rows, Panels == 1 ? 1 : 2);
     }

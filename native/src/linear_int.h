@@ -54,6 +54,7 @@ template <int Number, Coding C, int Rows, int Panels> struct IntBlockTile {
   IntInputs<Number, C> in;
   Int16 sum[Rows][Panels];
   Vec16 part[Rows][Panels], total[Rows][Panels];
+  AheadOf ahead;
 
   const uint8_t* panel(int p) const { return strip.panels + p * strip.layout.bytes; }
 
@@ -67,13 +68,12 @@ template <int Number, Coding C, int Rows, int Panels> struct IntBlockTile {
   }
 
   template <int Row> void add_eight(int64_t unit) {
-    const int64_t ahead = Panels * strip.layout.bytes;
 #pragma GCC unroll 4
     for (int p = 0; p < Panels; ++p) {
       const uint8_t* low = panel(p) + unit * 64 * f.low_bits;
       const uint8_t* high = panel(p) + strip.layout.high + unit * 64 * f.high_bits;
-      if constexpr (f.low_bits == 8) __builtin_prefetch(low + Row * 128 + 64 + ahead, 0, 2);
-      if constexpr (f.low_bits >= 4 || Row % 2 == 0) __builtin_prefetch(low + Row * 16 * f.low_bits + ahead, 0, 2);
+      if constexpr (f.low_bits == 8) ahead.fetch(p, Row * 128 + 64);
+      if constexpr (f.low_bits >= 4 || Row % 2 == 0) ahead.fetch(p, Row * 16 * f.low_bits);
       Int16 codes[Is::kWords];
       eight_codes<Number, C, Row>(low, high, codes);
 #pragma GCC unroll 4
@@ -120,6 +120,8 @@ template <int Number, Coding C, int Rows, int Panels> struct IntBlockTile {
 
   void add_unit(const SuperScales (&shared)[Panels], int64_t unit) {
     const int64_t group = unit * Is::kGroups;
+    ahead.move(unit * 64 * f.low_bits);
+    ahead.fetch_rest<Panels>();
     open_group(group);
     add_eight<0>(unit);
     add_eight<1>(unit);
@@ -149,7 +151,8 @@ template <int Number, Coding C, int Rows, int Panels> struct IntBlockTile {
 
 template <int Number, Coding C, int Rows, int Panels>
 void few_int_rows(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
-  IntBlockTile<Number, C, Rows, Panels> tile{strip, IntInputs<Number, C>(in, row, 0), {}, {}, {}};
+  IntBlockTile<Number, C, Rows, Panels> tile{strip, IntInputs<Number, C>(in, row, 0), {}, {}, {},
+                                             AheadOf(strip, in.cols / kUnit)};
 #pragma GCC unroll 4
   for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4

@@ -12,7 +12,7 @@
 namespace octavo {
 
 constexpr int kDenseGroup = 640; // most inputs of a group of dense weights
-constexpr int kMostPanels = 4;  // of a strip
+constexpr int kMostPanels = 4;   // of a strip
 
 // As many as there are registers for: rows that keep their sums in them while codes are read, and panels with one such
 // row; panels of a strip with many rows (with few registers one panel and many rows reuse more).
@@ -30,21 +30,21 @@ constexpr int64_t dense_group(int64_t cols) {
   return ((cols + groups - 1) / groups + 1) / 2 * 2;
 }
 
-constexpr int kMostRows = 60;                // of one call
-constexpr int kMostCodedRows = 216;          // likewise, with coded inputs: a strip's codes are written out for them
+constexpr int kMostRows = 60;                   // of one call
+constexpr int kMostCodedRows = 216;             // likewise, with coded inputs: a strip's codes are written out for them
 constexpr int kScratchUnits = kCodeRun / kUnit; // whose codes are written out at once for such
 constexpr int kScratchFloats = kMostPanels * kScratchUnits * (kUnit / 2 + 4) * kLanes; // for codes, scales and mins
 
-// Whether bf16 weights meet bf16 inputs two at a time, by VDPBF16PS, or as floats, multiplied and added in the same order.
-// Both are exact products of the same rounded inputs. For any number of rows a processor takes the same.
+// Whether bf16 weights meet bf16 inputs two at a time, by VDPBF16PS, or as floats, multiplied and added in the same
+// order. Both are exact products of the same rounded inputs. For any number of rows a processor takes the same.
 bool bf16_in_pairs();
 
 // The inputs of an instruction, prepared once, each as the layout says. What no segment needs is null. [rows] of:
 struct LinearInputs {
-  const float* values;   // [cols]
-  const float* tiled;    // [cols] the same in tiles of rows
-  const float* rounded;  // [even_cols] values rounded to bf16, unless bf16_in_pairs(), neighbours exchanged; many rows in
-                         // tiles of rows
+  const float* values;  // [cols]
+  const float* tiled;   // [cols] the same in tiles of rows
+  const float* rounded; // [even_cols] values rounded to bf16, unless bf16_in_pairs(), neighbours exchanged; many rows
+                        // in tiles of rows
   const uint32_t* pairs; // [even_cols / 2] likewise, two a word, otherwise
   const float* sums16;   // [cols / 16] sums of 16
   const float* sums32;   // [cols / 32] sums of 32
@@ -59,8 +59,43 @@ struct Strip {
   PanelLayout layout;
   bool cold = false;             // not read just now: what follows is fetched ahead
   const uint8_t* next = nullptr; // the panels that this thread will likely read next, or null
+  PanelLayout next_layout{};     // few rows: theirs
+  int64_t ahead = 0;             // few rows: bytes of a panel's codes that are fetched before they are read
   const float* out = nullptr;    // where the rows' results will be written, or null
   int64_t out_stride = 0;        // how far rows are apart there
+};
+
+// What few rows fetch before it is read: a panel's codes `ahead` bytes on, where past their end come those of the next
+// panels; and at every place what stands behind the codes at the same place of the next ones.
+class AheadOf {
+public:
+  AheadOf(const Strip& strip, int64_t steps)
+      : here_(strip.panels + strip.ahead), stride_(strip.layout.bytes), turn_(strip.layout.high - strip.ahead),
+        next_(strip.next), next_stride_(strip.next_layout.bytes), rest_(strip.next_layout.high),
+        rest_step_(((strip.next_layout.bytes - rest_) << kShift) / steps) {}
+  // To the lines that are `offset` bytes after the codes' begin in each panel.
+  void move(int64_t offset) {
+    const bool past = offset >= turn_;
+    codes_ = (past ? next_ - turn_ : here_) + offset;
+    apart_ = past ? next_stride_ : stride_;
+  }
+  void fetch(int panel, int64_t more = 0) const { __builtin_prefetch(codes_ + panel * apart_ + more, 0, 2); }
+  // Once each step.
+  template <int Panels> void fetch_rest() {
+    for (reached_ += rest_step_; fetched_ < reached_ >> kShift; fetched_ += 64)
+#pragma GCC unroll 4
+      for (int p = 0; p < Panels; ++p) __builtin_prefetch(next_ + p * next_stride_ + rest_ + fetched_, 0, 2);
+  }
+
+private:
+  static constexpr int kShift = 16;
+  const uint8_t* here_;
+  int64_t stride_, turn_;
+  const uint8_t* next_;
+  int64_t next_stride_, rest_, rest_step_;
+  int64_t reached_ = 0, fetched_ = 0;
+  const uint8_t* codes_ = nullptr;
+  int64_t apart_ = 0;
 };
 
 // total: [rows][panels][16]; rows and panels are the kernel's own

@@ -86,10 +86,35 @@ struct Memory {
   ~Memory() { free(data); }
 };
 
+// What is left of a thread's run: its first in the lower half, the one after its last in the upper.
+class Run {
+public:
+  void set(uint64_t begin, uint64_t end) { left_.store(end << 32 | begin, std::memory_order_relaxed); }
+
+  // Takes up to `longest` from the front, or from the back no more than half of what is left.
+  bool take(bool front, uint64_t longest, int64_t& begin, int64_t& end) {
+    uint64_t seen = left_.load(std::memory_order_relaxed);
+    for (;;) {
+      const uint64_t first = seen & 0xffffffffu, last = seen >> 32;
+      if (first >= last) return false;
+      const uint64_t most = front ? last - first : (last - first + 1) / 2, count = most < longest ? most : longest;
+      const uint64_t rest = front ? last << 32 | (first + count) : (last - count) << 32 | first;
+      if (!left_.compare_exchange_weak(seen, rest, std::memory_order_relaxed)) continue;
+      begin = static_cast<int64_t>(front ? first : last - count);
+      end = begin + static_cast<int64_t>(count);
+      return true;
+    }
+  }
+
+private:
+  std::atomic<uint64_t> left_{0};
+};
+
 struct Worker {
   Team* team = nullptr;
   int number = 0;
   pthread_t handle = {};
+  alignas(kLine) Run run;
   alignas(kLine) Memory memory;
 };
 
@@ -195,6 +220,21 @@ void Team::run(int64_t tasks, Call call, void* context) {
   state.publish(static_cast<int>(tasks - 1));
   state.work(0);
   state.wait_for_done(static_cast<uint32_t>(tasks));
+}
+
+void Team::begin_runs(int64_t count) {
+  if (count > kMostTasks) abort(); // likewise
+  for (int thread = 0; thread < threads_; ++thread)
+    state_->workers[thread].run.set(static_cast<uint64_t>(run_start(count, thread)),
+                                    static_cast<uint64_t>(run_start(count, thread + 1)));
+}
+
+bool Team::next_piece(int thread, int64_t longest, int64_t& begin, int64_t& end) {
+  Worker* workers = state_->workers;
+  if (workers[thread].run.take(true, static_cast<uint64_t>(longest), begin, end)) return true;
+  for (int turn = 1; turn < threads_; ++turn)
+    if (workers[(thread + turn) % threads_].run.take(false, static_cast<uint64_t>(longest), begin, end)) return true;
+  return false;
 }
 
 Team* Team::create(int threads, const int32_t* cpus) {

@@ -49,6 +49,20 @@ public:
     });
   }
 
+  // f(begin, end, thread) over pieces of 0 .. count - 1, none longer than `longest`. Each thread goes through a run of
+  // its own from its first on, so that what a piece is followed by is known and may be fetched ahead; who is done takes
+  // pieces from the ends of others' runs, so that a thread that is late delays nobody for long.
+  template <class F> void parallel_runs(int64_t count, int64_t longest, F&& f) {
+    if (count <= 0) return;
+    begin_runs(count);
+    parallel(threads_, [&](int64_t, int thread) {
+      int64_t begin, end;
+      while (next_piece(thread, longest, begin, end)) f(begin, end, thread);
+    });
+  }
+  // Where the run of a thread begins; that of `threads()`: the end of all.
+  int64_t run_start(int64_t count, int thread) const { return count * thread / threads_; }
+
   // Memory of one thread, 64-byte aligned, grown when needed. It is the same memory at every call: a task asks once,
   // for all it needs, and what it holds does not outlive the task.
   float* scratch(int thread, size_t floats);
@@ -61,6 +75,8 @@ private:
   struct State;
   explicit Team(int threads, State* state) : threads_(threads), state_(state) {}
   void run(int64_t tasks, Call call, void* context);
+  void begin_runs(int64_t count);
+  bool next_piece(int thread, int64_t longest, int64_t& begin, int64_t& end);
   static void* worker(void* argument);
 
   int threads_;

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks.ops import __main__ as command
-from benchmarks.ops import curves, draws, measure, rest
+from benchmarks.ops import curves, draws, measure, rest, walk
 
 SMALL = [
     *("--threads", "1", "--repeats", "1", "--formats", "q8_0", "bf16", "--rows", "64", "--cols", "64"),
@@ -52,6 +52,22 @@ def test_an_unknown_group_is_refused_before_anything_is_measured(capsys):
     shown = capsys.readouterr()
     assert "there is no group 'norm': linear, attention, rest" in shown.err
     assert not shown.out
+
+
+def test_a_walk_counts_every_matrix_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(curves.SHAPES, "135M", (64, 128, 2, 4, 2, 16, 256))
+    monkeypatch.setattr(measure, "_LARGE", 1 << 20)
+    path = tmp_path / "walk.json"
+    options = ["--models", "135M", "--formats", "bf16", "--rows", "1", "3", "--threads", "1", "--repeats", "1"]
+    walk.main([*options, "--json", str(path)])
+    for found in json.loads(path.read_text()):
+        products = {(part["depth"], part["width"]): part for part in found["parts"]}
+        # Layers: queries, keys and values; output; gate and up; down. Then the head, which is the embedding.
+        shapes = {(64, 128): 2, (64, 64): 2, (64, 256): 3, (128, 64): 2}
+        assert {key: part["count"] for key, part in products.items() if key[1]} == shapes
+        assert sum(part["bytes"] for part in products.values()) == found["bytes"]
+        assert found["share"] > 0
+    assert "64 -> 256" in capsys.readouterr().out
 
 
 def test_curves_keep_points_of_other_models(tmp_path, monkeypatch, capsys):
