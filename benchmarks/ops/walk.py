@@ -107,7 +107,7 @@ def main(arguments: Sequence[str]) -> None:
 def _lines(found: Walk) -> Iterator[str]:
     yield (
         f"{found.model:5} {found.format:6} {found.rows} rows: {1e3 * found.seconds:8.2f} ms, "
-        f"{found.bytes / 1e6:.0f} MB of weights, {found.bandwidth / 1e9:.1f} GB/s probed, {found.share:.0%} of the floor"
+        f"{found.bytes / 1e6:.0f} MB of weights, {found.bandwidth / 1e9:.1f} GB/s probed: {found.share:.0%} of it"
     )
     for part in found.parts:
         what = f"{part.depth} -> {part.width}" if part.width else "no products"
