@@ -34,7 +34,9 @@ def run_frontend(ready: Any, steps_per_second: float, profile: str | None) -> No
     """
     config = EngineConfig(
         model=ModelConfig(model=f"paced:{1 / steps_per_second}"),
-        serving=ServingConfig(port=0, shutdown_timeout=0.0, access_log="/dev/null", disable_access_log=True),
+        serving=ServingConfig(
+            port=0, client_timeout=300.0, shutdown_timeout=0.0, access_log="/dev/null", disable_access_log=True
+        ),
         scheduling=SchedulingConfig(max_waiting=4096),
         telemetry=TelemetryConfig(log_level="error"),
     )
