@@ -1,6 +1,7 @@
 """The command `octavo`: finds the subcommand, and turns every error into one line, a hint and an exit code.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted (Ctrl-C), 143 ended by SIGTERM
+(`octavo quantize`, which tidies up first).
 """
 
 import difflib

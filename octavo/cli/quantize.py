@@ -73,8 +73,12 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError("--samples must be at least 1 and --length at least 16")
     _refuse_foreign(parsed, parser)
     EngineConfig.from_options(threads=parsed.threads)  # within its bounds
-    with _interruptible():
-        return _quantize(parsed)
+    try:
+        with _interruptible():
+            return _quantize(parsed)
+    except _Terminated:
+        print("\nterminated; nothing was left there", file=sys.stderr)
+        return 128 + signal.SIGTERM
 
 
 def _refuse_foreign(parsed: argparse.Namespace, parser: Parser) -> None:
@@ -262,12 +266,16 @@ def _bar(steps: int, shown: bool) -> Generator[Callable[[str, int], None]]:
         yield progress
 
 
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
 @contextmanager
 def _interruptible() -> Generator[None]:
     """A polite kill ends as Ctrl-C does: nothing half written stays behind."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        raise _Terminated
 
     try:
         before = signal.signal(signal.SIGTERM, interrupt)

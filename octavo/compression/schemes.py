@@ -132,7 +132,7 @@ class AwqScheme:
             "quant_method": "awq",
             "bits": _AWQ_BITS,
             "group_size": self.group,
-            "zero_point": not self.symmetric,
+            "zero_point": True,  # symmetric ones are written out, too: vLLM reads codes without any as unsigned
             "version": "gemm",
             "modules_to_not_convert": list(skipped) or None,
         }
@@ -182,7 +182,8 @@ class GptqScheme:
             "bits": self.bits_each,
             "group_size": self.group or -1,
             "sym": self.symmetric,
-            "desc_act": self.options.act_order,
+            "desc_act": False,  # groups are runs of columns in any order of rounding
+            "static_groups": self.options.act_order,
             "checkpoint_format": "gptq",
             "damp_percent": self.options.damp,
             "true_sequential": False,

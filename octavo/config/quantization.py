@@ -10,7 +10,7 @@ FORMAT_OF_SCHEME = {"int8": "q8_0", "int4": "q4_1", "fp8": "e4m3_row_f32"}
 _CHECKPOINTS = {
     "awq": "awq", "awq_marlin": "awq", "gptq": "gptq", "gptq_marlin": "gptq",
     "compressed-tensors": "compressed-tensors", "compressed_tensors": "compressed-tensors", "fp8": "fp8",
-    "fbgemm_fp8": "fp8", "modelopt": "fp8", "gguf": "gguf",
+    "fbgemm_fp8": "fp8", "modelopt": "fp8", "gguf": "gguf", "auto-round": "auto-round", "inc": "auto-round",
 }  # fmt: skip
 _MISSING = ("bitsandbytes", "torchao", "ptpc_fp8", "mxfp4", "mxfp8", "modelopt_fp4", "experts_int8", "quark", "hqq")
 

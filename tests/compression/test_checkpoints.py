@@ -3,6 +3,8 @@
 import itertools
 import json
 import shutil
+import signal
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -105,8 +107,7 @@ def test_matrices_are_what_they_were_but_for_rounding(name, llama, tmp_path):
         rows = (found * wanted).sum(1) / wanted.square().sum(1)
         moved = found / ratio if rows.std() < ratio.std() else found / rows[:, None]
         error = (moved - wanted).square().mean().sqrt() / wanted.square().mean().sqrt()
-        if name != "gptq-order":  # whose columns Octavo keeps in an order of its own
-            assert torch.allclose(found, own[module], atol=1e-6), "read by Octavo"
+        assert torch.allclose(found, own[module], atol=1e-6), "read by Octavo"
         if name in ("awq", "awq-symmetric", "int8") and module.endswith(("v_proj", "up_proj")):
             continue  # scaled both ways
         assert error < ERRORS.get(name, ERRORS.get(method))
@@ -140,10 +141,21 @@ def test_scaled_models_still_answer_alike(name, tmp_path):
     assert error < {"awq": 0.35, "int8": 0.03}[name]
 
 
+def test_a_polite_kill_leaves_nothing_and_says_so(llama, tmp_path, monkeypatch, capsys):
+    @contextmanager
+    def bar(steps, shown):
+        yield lambda what, done: signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("octavo.cli.quantize._bar", bar)
+    assert quantize(llama, tmp_path / "out", "fp8", "--no-measure") == 143
+    assert capsys.readouterr().err == "\nterminated; nothing was left there\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_configurations(llama, tmp_path):
     """What vLLM and Transformers look for."""
     found = {}
-    for name in ("awq", "gptq-order", "gptq8-rows", "int8", "fp8"):
+    for name in ("awq", "awq-symmetric", "gptq-order", "gptq8-rows", "int8", "fp8"):
         method, flags = METHODS[name]
         assert quantize(llama, tmp_path / name, method, "--no-measure", *flags) == 0
         found[name] = read(tmp_path / name)[1]["quantization_config"]
@@ -155,8 +167,10 @@ def test_configurations(llama, tmp_path):
         "version": "gemm",
         "modules_to_not_convert": ["lm_head"],
     }
+    assert found["awq-symmetric"]["zero_point"], "written out"
     order = found["gptq-order"]
-    assert (order["bits"], order["group_size"], order["sym"], order["desc_act"]) == (4, 32, False, True)
+    assert (order["bits"], order["group_size"], order["sym"], order["desc_act"]) == (4, 32, False, False)
+    assert order["static_groups"]
     assert order["checkpoint_format"] == "gptq"
     assert (found["gptq8-rows"]["bits"], found["gptq8-rows"]["group_size"]) == (8, -1)
     for name, kind in (("int8", "int"), ("fp8", "float")):

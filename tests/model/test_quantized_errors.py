@@ -122,7 +122,7 @@ def test_numbers_that_are_none_are_named_with_their_row(kind, ending, tmp_path):
         ("fp8", {"weight_block_size": [0, 128]}, "should be two positive numbers"),
         ("fp8", {"weight_block_size": None}, "is not one scale, or one a row"),
         ("fp8", {"quant_method": "bitsandbytes"}, "bitsandbytes are not supported; use the unquantized model"),
-        ("fp8", {"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo nvfp4 is not supported; FP8 is"),
+        ("fp8", {"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo nvfp4 is not supported; FP8, FP8_PER"),
         ("fp8", {"quant_method": None}, "does not say its quant_method"),
     ],
 )

@@ -33,8 +33,7 @@ def test_gptq_errs_less_than_rounding(bits: int, symmetric: bool, group: int, ac
     assert error(inputs, WEIGHT, coded.values()) < 0.5 * error(inputs, WEIGHT, nearest.values())
     assert coded.codes.max() <= grid.top
     assert coded.zeros.min() >= 1
-    assert np.bincount(coded.group_of).tolist() == [grid.size(128)] * (128 // grid.size(128))
-    assert act_order == (not np.array_equal(coded.group_of, np.sort(coded.group_of))) or group == 0
+    assert coded.group_of.tolist() == [column // grid.size(128) for column in range(128)]
 
 
 def test_gptq_takes_inputs_that_never_come_and_too_few_texts() -> None:

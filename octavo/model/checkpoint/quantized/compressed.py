@@ -2,7 +2,8 @@
 
 Layout: the compressed-tensors library. Packed codes are offset to be unsigned: weight_packed int32
 [out, in * bits / 32] and, along the outputs, weight_zero_point; weight_scale [out, groups], [out, 1] or [1];
-weight_g_idx [in].
+weight_g_idx [in]. Codes of 3, 5, 6 and 7 bits follow each other without gaps since its 0.18 or 0.19; before, as many as
+a word holds whole were in it, and its highest bits empty.
 """
 
 import re
@@ -28,7 +29,10 @@ from octavo.model.checkpoint.quantized.module import (
 from octavo.ops.weight import Bytes, StoredTensor
 from octavo.quantization.span_rows import pack_codes
 
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense")
+_FORMATS = (
+    "pack-quantized", "int-quantized", "float-quantized", "mxfp8-quantized", "naive-quantized", "mixed-precision",
+    "dense",
+)  # fmt: skip
 _STRATEGIES = ("tensor", "channel", "group", "block")
 _FLOATS = ("f16", "bf16", "f32")
 
@@ -44,6 +48,11 @@ class Scheme:
     strategy: str
     group: int  # of strategy "group"
     block: tuple[int, int] | None  # of strategy "block"
+
+    @property
+    def float_block(self) -> tuple[int, int] | None:
+        """Rows and inputs that share the scale of 8-bit floats; None: all of a row, or of the matrix."""
+        return (1, self.group) if self.strategy == "group" else self.block
 
     @property
     def text(self) -> str:
@@ -78,7 +87,7 @@ def read_modules(config: QuantizationConfig, tensors: Mapping[str, StoredTensor]
         elif ending == "weight" and tensor.format == "i8":
             modules.append(_plain(module, _scheme_of(config, schemes, name)))
         elif ending == "weight" and tensor.format.startswith("f8_e"):
-            modules.append(float8_module(module, _scheme_of(config, schemes, name).block))
+            modules.append(float8_module(module, _scheme_of(config, schemes, name).float_block))
     return modules
 
 
@@ -91,6 +100,12 @@ def _schemes(config: QuantizationConfig) -> list[Scheme]:
     sparsity = config.fields.get("sparsity_config")
     if isinstance(sparsity, dict) and cast(dict[str, Any], sparsity).get("format", "dense") != "dense":
         raise UnsupportedError(f"{config.where}: sparse weights are not supported; save the model with dense ones")
+    transforms = config.fields.get("transform_config")
+    if isinstance(transforms, dict) and cast(dict[str, Any], transforms).get("config_groups"):
+        raise UnsupportedError(
+            f"{config.where}: transform_config turns inputs while the model runs (QuIP, SpinQuant), which is not "
+            "supported; use a checkpoint quantized without transforms"
+        )
     groups = config.fields.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise CheckpointError(f"{config.where} has no config_groups")
@@ -152,14 +167,10 @@ def _packed(module: ModuleTensors, scheme: Scheme) -> Module:
     assert weight is not None
     rows, words = shape_of(weight)
     columns = _columns(module, rows, words, scheme)
+    whole = words != _words(columns, scheme.bits)
     group, groups = _scope(module.name, columns, scheme)
     module.take("weight_packed", (rows, words), ("i32",))
     scales = _scales(module, rows, groups, scheme)
-    order = module.find("weight_g_idx")
-    if order is not None:
-        order = module.take("weight_g_idx", (columns,), ("i32", "i64"))
-        if (array_of(order) < 0).all():  # what the library writes where there is no order
-            order = None
     bits, wide, matrix, middle = scheme.bits, scheme.bits > 4, array_of(weight), 1 << (scheme.bits - 1)
 
     def raised(numbers: Bytes) -> Bytes:
@@ -171,9 +182,10 @@ def _packed(module: ModuleTensors, scheme: Scheme) -> Module:
     def packed(start: int, count: int) -> Bytes:
         if bits == 4:
             return np.ascontiguousarray(matrix[start : start + count]).view(np.uint8)[:, : columns // 2]
-        return pack_codes(raised(unpack_bits(matrix[start : start + count], bits, columns)), 8 if wide else 4)
+        numbers = _unpack(matrix[start : start + count], bits, columns, whole)
+        return pack_codes(raised(numbers), 8 if wide else 4)
 
-    points = None if scheme.symmetric else _packed_zeros(module, rows, groups, bits)
+    points = None if scheme.symmetric else _packed_zeros(module, rows, groups, scheme, whole)
 
     def zeros(start: int, count: int) -> Bytes:
         assert points is not None
@@ -189,15 +201,40 @@ def _packed(module: ModuleTensors, scheme: Scheme) -> Module:
             scales=lambda start, count: scales[start : start + count],
             data=weight.data,
             zeros=None if points is None else zeros,
-            groups=None if order is None else read_groups(order, groups),
+            groups=_order(module, columns, groups),
         )
     )
+
+
+def _order(module: ModuleTensors, columns: int, groups: int) -> NDArray[np.int32] | None:
+    """The group of each input, where that is said."""
+    if module.find("weight_g_idx") is None:
+        return None
+    order = module.take("weight_g_idx", (columns,), ("i32", "i64"))
+    if (array_of(order) < 0).all():  # what the library writes where there is no order
+        return None
+    return read_groups(order, groups)
+
+
+def _words(count: int, bits: int, whole: bool = False) -> int:
+    """Words that codes take, as a stream or as many `whole` ones as a word holds."""
+    return -(-count // (32 // bits)) if whole else -(-count * bits // 32)
+
+
+def _unpack(words: NDArray[Any], bits: int, count: int, whole: bool) -> Bytes:
+    """The first `count` codes of each row."""
+    if not whole:
+        return unpack_bits(words, bits, count)
+    shifts = np.arange(32 // bits, dtype=np.uint32) * np.uint32(bits)
+    plain = np.ascontiguousarray(words).view(np.uint32)[:, :, None]
+    return (plain >> shifts & np.uint32((1 << bits) - 1)).astype(np.uint8).reshape(len(words), -1)[:, :count]
 
 
 def _columns(module: ModuleTensors, rows: int, words: int, scheme: Scheme) -> int:
     """Inputs of packed rows, as weight_shape says."""
     shape = array_of(module.take("weight_shape", (2,), ("i64", "i32"))).tolist()
-    if shape[0] != rows or shape[1] < 1 or -(-shape[1] * scheme.bits // 32) != words:
+    fitting = [_words(max(shape[1], 0), scheme.bits, whole) for whole in (False, True)]
+    if shape[0] != rows or shape[1] < 1 or words not in fitting:
         raise CheckpointError(
             f"{module.name}.weight_shape says {shape}, but weight_packed holds {rows} rows of {words} words of "
             f"{scheme.bits}-bit codes: file and configuration do not belong together"
@@ -229,6 +266,7 @@ def _plain(module: ModuleTensors, scheme: Scheme) -> Module:
             scales=lambda start, count: scales[start : start + count],
             data=weight.data,
             zeros=None if points is None else zeros,
+            groups=_order(module, columns, groups),
         )
     )
 
@@ -259,16 +297,18 @@ def _scales(module: ModuleTensors, rows: int, groups: int, scheme: Scheme) -> ND
     return np.broadcast_to(scales.reshape(-1, groups), (rows, groups))
 
 
-def _packed_zeros(module: ModuleTensors, rows: int, groups: int, bits: int) -> Bytes:
-    """[groups, rows]: they are packed along the rows; of whole matrices they are not."""
-    words = -(-rows * bits // 32)
+def _packed_zeros(module: ModuleTensors, rows: int, groups: int, scheme: Scheme, whole: bool) -> Bytes:
+    """[groups, rows]: they are packed along the rows, as the weights are; that of a whole matrix is not."""
+    if scheme.strategy == "tensor":
+        return np.ascontiguousarray(_plain_zeros(module, rows, groups).T) + np.uint8(1 << (scheme.bits - 1))
+    words = _words(rows, scheme.bits, whole)
     matrix = array_of(module.take("weight_zero_point", (words, groups), ("i32",)))
-    return unpack_bits(np.ascontiguousarray(matrix.T), bits, rows)
+    return _unpack(np.ascontiguousarray(matrix.T), scheme.bits, rows, whole)
 
 
 def _plain_zeros(module: ModuleTensors, rows: int, groups: int) -> Bytes:
     """[rows, groups] signed bytes; that of a whole matrix is repeated."""
     found = module.find("weight_zero_point")
-    shape = (1,) if found is not None and found.shape == (1,) else (rows, groups)
+    shape = found.shape if found is not None and found.shape in ((1,), (), (1, 1)) else (rows, groups)
     points = array_of(module.take("weight_zero_point", shape, ("i8",))).view(np.uint8)
     return np.broadcast_to(points.reshape(-1, groups), (rows, groups))

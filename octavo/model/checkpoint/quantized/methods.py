@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from octavo.errors import UnsupportedError
-from octavo.model.checkpoint.quantized import awq, compressed, float8, gptq
+from octavo.model.checkpoint.quantized import autoround, awq, compressed, float8, gptq
 from octavo.model.checkpoint.quantized.config import QuantizationConfig
 from octavo.model.checkpoint.quantized.module import Module
 from octavo.ops.weight import StoredTensor
@@ -32,6 +32,9 @@ _METHODS: dict[str, tuple[str, _Method]] = {
     "fp8": ("fp8", float8),
     "fbgemm-fp8": ("fp8", float8),
     "modelopt": ("fp8", float8),
+    "modelopt-mxfp8": ("fp8", float8),
+    "auto-round": ("auto-round", autoround),
+    "intel/auto-round": ("auto-round", autoround),
 }
 _INSTEAD = "use the unquantized model with --quantization, or an AWQ, GPTQ, compressed-tensors, fp8 or GGUF checkpoint"
 # Left over by quantization tools, and not needed: scales of inputs (which stay float32) and of keys and values (whose
@@ -41,7 +44,7 @@ _SURPLUS = {
     "activation_scale": "scales of inputs", "k_scale": "scales of keys", "v_scale": "scales of values",
     "q_scale": "scales of queries", "k_zero_point": "scales of keys", "v_zero_point": "scales of values",
     "kv_scale": "scales of keys", "output_scale": "scales of outputs", "weight_zero_point": "unused zero points",
-    "weight_shape": "shapes", "weight_g_idx": "unused orders",
+    "weight_shape": "shapes",
 }  # fmt: skip
 
 
