@@ -23,7 +23,7 @@ def apply_rules(inputs: StepInputs) -> list[RowArrays]:
     """Fill in the records of drawing rows that have rules; the result is to be kept until the step has run."""
     table = inputs.table
     slots = inputs.slots[inputs.row_sequences[: inputs.drawn]]
-    return [_apply(inputs, row, int(slots[row])) for row in np.flatnonzero(table.ruled[slots]).tolist()]
+    return [_apply(inputs, row, int(slots[row])) for row in table.ruled[slots].nonzero()[0].tolist()]
 
 
 def _apply(inputs: StepInputs, row: int, slot: int) -> RowArrays:

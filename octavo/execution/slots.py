@@ -16,6 +16,7 @@ Integers = NDArray[np.int32]
 Records = NDArray[np.void]
 
 _SEED_MASK = (1 << 64) - 1
+_FEW = 4  # slots up to which one after the other is quicker than whole arrays
 
 
 @dataclass(slots=True)
@@ -109,6 +110,13 @@ class SlotTable:
 
     def append_tokens(self, slots: Integers, tokens: Integers) -> None:
         """One new token for each slot. A full history keeps its tokens: that sequence ends by its length."""
+        if len(slots) <= _FEW:
+            for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
+                length = int(self.lengths[slot])
+                if length < self.max_len:
+                    self.history[slot, length] = token
+                    self.lengths[slot] = length + 1
+            return
         lengths = self.lengths[slots]
         fits = lengths < self.max_len
         if not fits.all():

@@ -97,6 +97,64 @@ def build_inputs(plan: StepPlan, table: SlotTable) -> StepInputs:
     return inputs
 
 
+class StepInputsBuilder:
+    """The inputs of one step after another. Owns the last ones: most steps add one token to the same sequences."""
+
+    def __init__(self, table: SlotTable) -> None:
+        self._table = table
+        self._last: StepInputs | None = None
+
+    def build(self, plan: StepPlan) -> StepInputs:
+        """As `build_inputs`; what it gave for the last step is not changed."""
+        last = self._last
+        goes_on = last is not None and _goes_on(last, plan.rows)
+        self._last = _one_token_later(last, plan.rows) if last and goes_on else build_inputs(plan, self._table)
+        return self._last
+
+
+def _goes_on(last: StepInputs, rows: tuple[PlannedRow, ...]) -> bool:
+    """Whether every sequence of the last step drew a token, and computes that one now."""
+    if len(rows) != len(last.planned) or last.rows != len(rows):
+        return False
+    for row, before in zip(rows, last.planned, strict=True):
+        if row.sequence != before.sequence or row.start != before.start + 1 or row.slot != before.slot:
+            return False
+        if row.count != 1 or before.count != 1 or not row.samples or not before.samples:
+            return False
+        if row.suppress_stop or before.suppress_stop or row.output_index != before.output_index + 1:
+            return False
+    return True
+
+
+def _one_token_later(last: StepInputs, rows: tuple[PlannedRow, ...]) -> StepInputs:
+    """What `build_inputs` would find; all that depends on who is there alone stays."""
+    table, slots = last.table, last.slots
+    starts = last.starts + np.int32(1)
+    sampling = table.sampling[slots]
+    sampling["output_index"] = last.sampling["output_index"] + 1
+    sampling["history_len"] = table.lengths[slots]
+    reads, writes = (
+        (last.state_reads, last.state_writes) if not len(last.state_reads) else table.states_of(slots, starts)
+    )
+    return StepInputs(
+        token_ids=table.history[slots, starts],
+        positions=starts,
+        query_starts=last.query_starts,
+        starts=starts,
+        slots=slots,
+        sampled_rows=last.sampled_rows,
+        row_sequences=last.row_sequences,
+        sampling=sampling,
+        drawn=last.drawn,
+        top_count=last.top_count,
+        whole_rows=last.whole_rows,
+        table=table,
+        planned=rows,
+        state_reads=reads,
+        state_writes=writes,
+    )
+
+
 def token_types(inputs: StepInputs) -> Integers:
     """Which text of its pair each token belongs to, [T]: 0, and 1 from where the second one begins."""
     begins = np.repeat(inputs.table.second_at[inputs.slots], np.diff(inputs.query_starts))

@@ -13,7 +13,7 @@ from octavo.execution.rules import apply_rules
 from octavo.execution.runner import Runner, StepOutputs
 from octavo.execution.sleep import Part, SleepingMemory
 from octavo.execution.slots import Integers, SlotTable
-from octavo.execution.step_inputs import StepInputs, build_inputs
+from octavo.execution.step_inputs import StepInputs, StepInputsBuilder
 from octavo.execution.tiers.transfers import TierTransfers
 from octavo.flow.plan import StepPlan
 from octavo.flow.result import StepResult, TierEvent, TokenLogprobs
@@ -40,6 +40,7 @@ class Worker:
     ) -> None:
         self._runner = runner
         self._table = table
+        self._inputs = StepInputsBuilder(table)
         self._tiers = tiers
         self._memory = memory
         self._grammars = grammars
@@ -62,7 +63,7 @@ class Worker:
         began = time.perf_counter()
         if not plan.rows:
             return StepResult(plan.step, (), tier_events=self._tier_events(plan))
-        inputs = build_inputs(plan, self._table)
+        inputs = self._inputs.build(plan)
         if isinstance(self._runner, StatePooler):
             return self._pooled(plan, inputs, self._runner, began)
         faults = () if self._grammars is None else self._grammars.fill(inputs)
@@ -89,7 +90,7 @@ class Worker:
 
     def _keep_mirostat(self, inputs: StepInputs, found: StepOutputs, slots: Integers) -> tuple[tuple[int, float], ...]:
         """The states that draws with mirostat leave to the next ones, by drawn row. slots: of the drawn rows."""
-        rows = np.flatnonzero(inputs.sampling["mirostat"][: inputs.drawn])
+        rows = inputs.sampling["mirostat"][: inputs.drawn].nonzero()[0]
         if not rows.size:
             return ()
         self._table.keep_mirostat(slots[rows], found.mu[rows])
@@ -150,7 +151,7 @@ class Worker:
 def _drawn_logprobs(inputs: StepInputs, outputs: StepOutputs) -> tuple[TokenLogprobs | None, ...]:
     """Of every drawing row, None where none were asked for."""
     found: list[TokenLogprobs | None] = [None] * inputs.drawn
-    for row in np.flatnonzero(inputs.sampling["logprobs"][: inputs.drawn] >= 0).tolist():
+    for row in (inputs.sampling["logprobs"][: inputs.drawn] >= 0).nonzero()[0].tolist():
         found[row] = _row_logprobs(inputs, outputs, row)
     return tuple(found)
 

@@ -1,14 +1,16 @@
 """Plans become the arrays they describe, and the slot table remembers what it must."""
 
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo.errors import InternalError
 from octavo.execution.slots import SlotTable
-from octavo.execution.step_inputs import build_inputs, rules_of
+from octavo.execution.step_inputs import StepInputs, StepInputsBuilder, build_inputs, rules_of
 from octavo.flow.plan import PlannedRow, SlotArrival, StepPlan
 from octavo.flow.request import Sampling
 from octavo.kernels.cpu.structs import SAMPLING_RECORD
@@ -161,3 +163,52 @@ def test_a_row_costs_microseconds():
         build_inputs(plan, table)
         best = min(best, time.perf_counter() - began)
     assert best / count < 8e-6
+
+
+SAMPLINGS = (PLAIN, RULED, replace(PLAIN, logprobs=-1), replace(PLAIN, prompt_logprobs=1))
+
+
+def as_plain(inputs: StepInputs) -> dict[str, object]:
+    """Every field, arrays as bytes."""
+    found = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
+    return {name: (v.dtype, v.shape, v.tobytes()) if isinstance(v, np.ndarray) else v for name, v in found.items()}
+
+
+@given(st.data())
+def test_steps_that_go_on_are_what_they_would_be_alone(data):
+    """Sequences come, go, wait and are given their slot again; whatever a step was built from, it is the same."""
+    pages = data.draw(st.integers(0, 2))  # of a recurrent state
+    table = SlotTable(4, 40, 1, 16, state_pages=(pages,))
+    builder, lengths, done, prompts = StepInputsBuilder(table), {}, {}, {}
+    for number in range(data.draw(st.integers(2, 14))):
+        released = tuple(slot for slot in lengths if data.draw(st.integers(0, 9)) == 0)
+        for slot in released:
+            del lengths[slot], done[slot]
+        arrivals = tuple(
+            arrival(slot, range(1, 1 + data.draw(st.integers(1, 5))), data.draw(st.sampled_from(SAMPLINGS)), (8,))
+            for slot in range(4)
+            if slot not in lengths and data.draw(st.integers(0, 2)) == 0
+        )
+        for one in arrivals:
+            lengths[one.slot], done[one.slot], prompts[one.slot] = len(one.token_ids), 0, len(one.token_ids)
+        rows = []
+        for slot in lengths:
+            if data.draw(st.integers(0, 9)) == 0:
+                continue  # it waits
+            left = lengths[slot] - done[slot]
+            count, suppress = data.draw(st.integers(1, left)), data.draw(st.integers(0, 9)) == 0
+            blocks = (tuple(range(2 * slot, 2 * slot + (pages or 2))) if done[slot] == 0 else (),)
+            fields_of_draw = {"output_index": lengths[slot] - prompts[slot], "suppress_stop": suppress}
+            rows.append(row(slot, done[slot], count, count == left, blocks, **fields_of_draw))
+        plan = StepPlan(number, tuple(rows), arrivals, released=released)
+        table.apply(plan)
+        if not rows:
+            continue
+        inputs = builder.build(plan)
+        assert as_plain(inputs) == as_plain(build_inputs(plan, table))
+        inputs.sampling["bias_count"][: inputs.drawn] = 77  # as a request's own rules do
+        drawing = np.array([one.slot for one in rows if one.samples], np.int32)
+        table.append_tokens(drawing, drawing + 30)
+        for one in rows:
+            done[one.slot] += one.count
+            lengths[one.slot] += one.samples

@@ -18,6 +18,8 @@ from octavo.kernels.cpu.team import ThreadTeam
 from octavo.model.decoder import Decoder
 
 Floats = NDArray[np.float32]
+Integers = NDArray[np.int32]
+Results = tuple[Integers, Floats, Integers, Integers, Floats, Integers, Floats]
 DEFAULT_RECORDING = Recording()
 
 
@@ -49,25 +51,21 @@ class NativeRunner:
         self._raw: Buffer = program.raw_logits
         # Besides the drawing rows, every token may ask for a prompt log-probability.
         self._step = NativeStep(program.limits.rows + program.limits.tokens)
+        self._views = _views(self._step, 0)
 
     def run(self, inputs: StepInputs) -> StepOutputs:
         """See Runner."""
         whole: dict[int, Floats] = {}
         for first, last in self._turns(inputs):
             rows = [row for row in inputs.whole_rows if first <= row < last]
-            logits = self.program.view(self._raw, last - first)
-            whole.update({row: _log_softmax(logits[row - first]) for row in rows})
-        step, count = self._step, inputs.rows
-        return StepOutputs(
-            step.tokens[:count],
-            step.logprobs[:count],
-            step.ranks[:count],
-            step.invalid[:count],
-            step.top_ids[:count],
-            step.top_logprobs[:count],
-            step.mu[:count],
-            whole,
-        )
+            if rows:
+                logits = self.program.view(self._raw, last - first)
+                whole.update({row: _log_softmax(logits[row - first]) for row in rows})
+        views = self._views
+        if len(views[0]) != inputs.rows or views[-1].base is not self._step.top_logprobs:
+            views = self._views = _views(self._step, inputs.rows)
+        tokens, logprobs, ranks, invalid, mu, top_ids, top_logprobs = views
+        return StepOutputs(tokens, logprobs, ranks, invalid, top_ids, top_logprobs, mu, whole)
 
     def logits(self, inputs: StepInputs) -> Floats:
         """See Runner."""
@@ -92,6 +90,19 @@ class NativeRunner:
             else:
                 self.program.run_tail(step)
             yield first, last
+
+
+def _views(step: NativeStep, rows: int) -> Results:
+    """Where the results of the first `rows` rows come to lie."""
+    return (
+        step.tokens[:rows],
+        step.logprobs[:rows],
+        step.ranks[:rows],
+        step.invalid[:rows],
+        step.mu[:rows],
+        step.top_ids[:rows],
+        step.top_logprobs[:rows],
+    )
 
 
 def _log_softmax(logits: Floats) -> Floats:

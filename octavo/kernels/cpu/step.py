@@ -1,19 +1,37 @@
 """One step's arrays as native code takes them, with the memory its results go to."""
 
 import ctypes
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from octavo.kernels.cpu.structs import OctavoStep
+from octavo.kernels.cpu.structs import SAMPLING_RECORD, OctavoStep
 
 Integers = NDArray[np.int32]
 
 _WORD = 4  # bytes of an int32 or a float32
 
 
+class _Room:
+    """Memory that arrays are copied to: to ask NumPy where an array lies takes longer than to copy a small one."""
+
+    def __init__(self, dtype: DTypeLike) -> None:
+        self._array = np.zeros(0, dtype)
+        self._address = 0
+
+    def put(self, values: NDArray[Any]) -> int:
+        """Copies [count] values; their address, until the next ones come."""
+        count = len(values)
+        if count > len(self._array) or not self._address:
+            self._array = np.zeros(2 * count + 16, self._array.dtype)
+            self._address = self._array.ctypes.data
+        self._array[:count] = values
+        return self._address
+
+
 class NativeStep:
-    """Owns the result arrays of up to `max_rows` rows and points at the step's input arrays.
+    """Owns the result arrays of up to `max_rows` rows, and copies of the step's input arrays.
 
     Not for two steps at a time: the next `set_*` and run overwrite.
     """
@@ -30,10 +48,10 @@ class NativeStep:
         results = (self.tokens, self.logprobs, self.ranks, self.invalid, self.mu)
         self._results = tuple(a.ctypes.data for a in results)
         self._tops = (self.top_ids.ctypes.data, self.top_logprobs.ctypes.data)
-        self._kept_states: tuple[Integers, ...] = ()
-        self._kept: tuple[object, ...] = ()
-        self._kept_types: Integers = np.zeros(0, np.int32)
-        self._kept_rows: tuple[object, ...] = ()
+        self._tokens, self._positions, self._types = _Room(np.int32), _Room(np.int32), _Room(np.int32)
+        self._starts, self._slots, self._rows = _Room(np.int32), _Room(np.int32), _Room(np.int32)
+        self._reads, self._writes = _Room(np.int32), _Room(np.int32)
+        self._sampling = _Room(SAMPLING_RECORD)
 
     @property
     def max_rows(self) -> int:
@@ -46,25 +64,23 @@ class NativeStep:
         return ctypes.addressof(self.struct)
 
     def set_tokens(self, token_ids: Integers, positions: Integers, query_starts: Integers, slots: Integers) -> None:
-        """The step's tokens and which sequence each belongs to; contiguous int32 arrays."""
-        self._kept = (token_ids, positions, query_starts, slots)
+        """The step's tokens and which sequence each belongs to."""
         struct = self.struct
         struct.tokens = len(token_ids)
         struct.sequences = len(slots)
-        struct.token_ids = token_ids.ctypes.data
-        struct.positions = positions.ctypes.data
-        struct.query_starts = query_starts.ctypes.data
-        struct.slots = slots.ctypes.data
+        struct.token_ids = self._tokens.put(token_ids)
+        struct.positions = self._positions.put(positions)
+        struct.query_starts = self._starts.put(query_starts)
+        struct.slots = self._slots.put(slots)
 
     def set_states(self, reads: Integers, writes: Integers) -> None:
         """Pages of recurrent states [pages, sequences], before the step (-1: none yet) and after it."""
-        self._kept_states = tuple(np.ascontiguousarray(pages, np.int32) for pages in (reads, writes))
-        self.struct.state_reads, self.struct.state_writes = (pages.ctypes.data for pages in self._kept_states)
+        self.struct.state_reads = self._reads.put(reads.reshape(-1))
+        self.struct.state_writes = self._writes.put(writes.reshape(-1))
 
     def set_types(self, token_types: Integers) -> None:
         """Which of a sequence's texts each token belongs to, [tokens]."""
-        self._kept_types = np.ascontiguousarray(token_types, np.int32)
-        self.struct.token_types = self._kept_types.ctypes.data
+        self.struct.token_types = self._types.put(token_types)
 
     def set_top(self, count: int) -> None:
         """Room for the `count` likeliest tokens of each row; at least one, so that no array is empty."""
@@ -77,11 +93,10 @@ class NativeStep:
     def set_rows(self, sampled_rows: Integers, sampling: NDArray[np.void], first: int = 0) -> None:
         """The sampled rows and their OctavoSampling records; results go to the arrays from row `first` on."""
         assert first + len(sampled_rows) <= self.max_rows, "more sampled rows than there is room for"
-        self._kept_rows = (sampled_rows, sampling)
         struct = self.struct
         struct.rows = len(sampled_rows)
-        struct.sampled_rows = sampled_rows.ctypes.data
-        struct.sampling = sampling.ctypes.data
+        struct.sampled_rows = self._rows.put(sampled_rows)
+        struct.sampling = self._sampling.put(sampling)
         offset = _WORD * first
         tokens, logprobs, ranks, invalid, mu = self._results
         struct.out_tokens = tokens + offset
