@@ -180,6 +180,7 @@ def _quantize(parsed: argparse.Namespace) -> int:
             written = sum(file.stat().st_size for file in outcome.files)
             report = Report(str(source.path), rounding.described, source.file_bytes, written, outcome.modules)
             report.skipped, report.notes = outcome.skipped, outcome.notes
+            report.pooled = source.pooler is not None
             report.seconds, report.peak_memory = time.perf_counter() - began, _peak_memory()
             if text is not None and not parsed.no_measure:
                 measure(report, source.path, directory, text.held_out)

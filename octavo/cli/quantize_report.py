@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from octavo.config.values import format_size
 from octavo.errors import OctavoError
 
@@ -38,7 +40,10 @@ class Judged:
 
 @dataclass(slots=True)
 class Report:
-    """Sizes in bytes. `problem` says why there are no figures of the new model, when there are none."""
+    """Sizes in bytes. `problem` says why there are no figures of the new model, when there are none.
+
+    pooled: the model answers with vectors; `likeness` then has the cosine of both models' for each held-out window.
+    """
 
     model: str
     method: str
@@ -50,6 +55,8 @@ class Report:
     seconds: float = 0.0
     peak_memory: int = 0
     held_out_tokens: int = 0
+    pooled: bool = False
+    likeness: list[float] = field(default_factory=list[float])
     before: Judged | None = None
     after: Judged | None = None
     problem: str = ""
@@ -86,6 +93,9 @@ class Report:
             "perplexity": _two(_of(self.before, "perplexity"), _of(self.after, "perplexity")),
             "same_first_choice": self.same_choice,
             "same_greedy_answer": self.same_answer,
+            "cosine": {"mean": sum(self.likeness) / len(self.likeness), "least": min(self.likeness)}
+            if self.likeness
+            else None,
             "tokens_per_second": _two(_of(self.before, "tokens_per_second"), _of(self.after, "tokens_per_second")),
             "problem": self.problem or None,
         }
@@ -95,6 +105,12 @@ def measure(report: Report, source: Path, result: Path, held_out: "NDArray[Any]"
     """Fill in what both models make of `held_out` [windows, length]; what cannot be measured becomes `problem`."""
     windows = [[int(token) for token in window] for window in held_out]
     report.held_out_tokens = held_out.size - len(windows)
+    if report.pooled:
+        try:
+            report.likeness = _likeness(_vectors(source, windows), _vectors(result, windows))
+        except OctavoError as error:
+            report.problem = f"the models were not measured: {error}"
+        return
     for name, path in (("before", source), ("after", result)):
         try:
             setattr(report, name, _judge(path, windows))
@@ -117,6 +133,21 @@ def _judge(path: Path, windows: list[list[int]]) -> Judged:
         _answer(llm, prompts[:1], _TIMED_TOKENS)
         seconds = time.perf_counter() - began
     return Judged(math.exp(-sum(logprobs) / len(logprobs)), likeliest, answers, _TIMED_TOKENS / max(seconds, 1e-9))
+
+
+def _vectors(path: Path, windows: list[list[int]]) -> list["NDArray[np.float64]"]:
+    """What a pooled model makes of each window, in its usual task."""
+    from octavo.api.llm import LLM
+
+    with LLM(str(path), runner="pooling", max_num_seqs=_PROMPTS, weight_cache=False) as llm:
+        outputs = llm.encode([{"prompt_token_ids": window} for window in windows], use_tqdm=False)
+        return [np.asarray(output.outputs.data, np.float64).ravel() for output in outputs]
+
+
+def _likeness(before: list["NDArray[np.float64]"], after: list["NDArray[np.float64]"]) -> list[float]:
+    """Cosines."""
+    lengths = [max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-300) for a, b in zip(before, after, strict=True)]
+    return [float(a @ b) / length for a, b, length in zip(before, after, lengths, strict=True)]
 
 
 def _read(llm: "LLM", windows: list[list[int]]) -> tuple[list[float], list[int]]:
@@ -160,6 +191,9 @@ def describe(report: Report, target: Path) -> Iterator[str]:
     if report.same_choice is not None and report.same_answer is not None:
         yield f"{'same first choice':{_WIDTH}} {'':12} {100 * report.same_choice:>10.1f} %"
         yield f"{'same greedy answer':{_WIDTH}} {'':12} {100 * report.same_answer:>10.1f} %   until they part"
+    if report.likeness:
+        mean = sum(report.likeness) / len(report.likeness)
+        yield f"{'cosine, held-out text':{_WIDTH}} {'':12} {mean:>12.4f}   least {min(report.likeness):.4f}"
     yield ""
     yield f"{report.modules} matrices rounded in {report.seconds:.0f} s, peak memory {format_size(report.peak_memory)}"
     if report.skipped:
@@ -169,7 +203,7 @@ def describe(report: Report, target: Path) -> Iterator[str]:
         yield f"{count} {reason}" if reason.startswith("matrices ") else f"{count} x {reason}"
     if report.problem:
         yield f"note: {report.problem}"
-    yield f"next: octavo chat {target}, or octavo serve {target}"
+    yield f"next: octavo serve {target}" if report.pooled else f"next: octavo chat {target}, or octavo serve {target}"
 
 
 def _common(one: list[int], other: list[int]) -> int:

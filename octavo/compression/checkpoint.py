@@ -201,6 +201,8 @@ class CheckpointRounder:
     def _scale(self, groups: Sequence[SharedInput], inputs: dict[str, InputStatistics]) -> None:
         """Move factors from inputs to what makes them, where that is possible. Found first, then applied."""
         moves: list[tuple[SharedInput, Floats]] = []
+        if not self._scheme.scales:
+            return
         for group in groups:
             if group.weights[0] not in inputs:
                 continue

@@ -52,7 +52,10 @@ class Module:
 
 
 class Scheme(Protocol):
-    """A method. wanted: None when it needs no calibration. turned: whether matrices stored [in, out] can be written."""
+    """A method. wanted: None when it needs no calibration. turned: whether matrices stored [in, out] can be written.
+
+    scales: whether factors are moved between channels.
+    """
 
     @property
     def name(self) -> str: ...
@@ -62,6 +65,9 @@ class Scheme(Protocol):
 
     @property
     def turned(self) -> bool: ...
+
+    @property
+    def scales(self) -> bool: ...
 
     @property
     def bits(self) -> float:
@@ -96,6 +102,7 @@ class AwqScheme:
     symmetric: bool = False
     name: str = "awq"
     turned: bool = True
+    scales: bool = True
 
     @property
     def wanted(self) -> Wanted:
@@ -148,6 +155,7 @@ class GptqScheme:
     options: GptqOptions
     name: str = "gptq"
     turned: bool = True
+    scales: bool = False
 
     @property
     def wanted(self) -> Wanted:
@@ -201,6 +209,7 @@ class EightBitScheme:
     name: str
     alpha: float = 0.5
     turned: bool = False
+    scales: bool = True
 
     @property
     def wanted(self) -> Wanted | None:

@@ -57,7 +57,9 @@ def tokenizer_metadata(tokenizer: LibraryTokenizer, directory: Path, vocab: int)
     state = tokenizer.serialized()
     model = cast(dict[str, Any], state.get("model") or {})
     if model.get("type") != "BPE":
-        raise UnsupportedError(f"a tokenizer of the kind {model.get('type')} has no GGUF form that Octavo writes")
+        raise UnsupportedError(
+            f"a tokenizer of the kind {model.get('type')} has no GGUF form that Octavo writes; use --method int8 or fp8"
+        )
     pieces, kinds = _pieces(state, model, vocab)
     decoder = json.dumps(state.get("decoder"))
     if '"ByteLevel"' in decoder:
