@@ -146,8 +146,11 @@ def _vectors(path: Path, windows: list[list[int]]) -> list["NDArray[np.float64]"
 
 def _likeness(before: list["NDArray[np.float64]"], after: list["NDArray[np.float64]"]) -> list[float]:
     """Cosines."""
-    lengths = [max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-300) for a, b in zip(before, after, strict=True)]
-    return [float(a @ b) / length for a, b, length in zip(before, after, lengths, strict=True)]
+
+    def dot(a: "NDArray[np.float64]", b: "NDArray[np.float64]") -> float:
+        return float((a * b).sum())
+
+    return [dot(a, b) / max(math.sqrt(dot(a, a) * dot(b, b)), 1e-300) for a, b in zip(before, after, strict=True)]
 
 
 def _read(llm: "LLM", windows: list[list[int]]) -> tuple[list[float], list[int]]:
