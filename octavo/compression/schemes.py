@@ -1,7 +1,8 @@
 """The methods that round a safetensors checkpoint: what each wants to know, how it scales and rounds, what it writes.
 
-The layouts are those that vLLM and Transformers load: `awq` version gemm, `gptq` checkpoint format v1, and
-compressed-tensors' int-quantized and float-quantized with activations rounded a token at a time.
+The layouts are those that vLLM and Transformers load: `awq` version gemm; `gptq` checkpoint format v1, asymmetric v2
+(GPTQModel does not trust v1's zero points, which tools have understood in two ways); and compressed-tensors'
+int-quantized and float-quantized with activations rounded a token at a time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -179,10 +180,9 @@ class GptqScheme:
     def round(self, module: Module) -> RoundedMatrix:
         assert module.inputs is not None
         assert module.inputs.moments is not None
-        # Zero points are stored less one, so none may be zero.
-        grid = Grid(self.bits_each, self.symmetric, self.group, least_zero=1)
+        grid = Grid(self.bits_each, self.symmetric, self.group)
         coded = gptq(module.weight, module.inputs.moments, grid, self.options)
-        return _integers(coded, layouts.gptq_tensors(coded, self.bits_each))
+        return _integers(coded, layouts.gptq_tensors(coded, self.bits_each, less=1 if self.symmetric else 0))
 
     def config(self, skipped: Sequence[str], within_layers: Sequence[str]) -> dict[str, Any]:
         config: dict[str, Any] = {
@@ -192,7 +192,7 @@ class GptqScheme:
             "sym": self.symmetric,
             "desc_act": False,  # groups are runs of columns in any order of rounding
             "static_groups": self.options.act_order,
-            "checkpoint_format": "gptq",
+            "checkpoint_format": "gptq" if self.symmetric else "gptq_v2",
             "damp_percent": self.options.damp,
             "true_sequential": False,
             "lm_head": False,

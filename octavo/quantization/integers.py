@@ -20,15 +20,11 @@ SHARES = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85, 0.8, 0.75, 0.7)
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Which numbers a group may take. `group`: weights of a row that share a scale; 0: the whole row.
-
-    least_zero: the smallest zero point; 1 where a file stores it less one.
-    """
+    """Which numbers a group may take. `group`: weights of a row that share a scale; 0: the whole row."""
 
     bits: int
     symmetric: bool
     group: int
-    least_zero: int = 0
 
     @property
     def top(self) -> int:
@@ -128,12 +124,7 @@ def _of_range(grid: Grid, groups: Floats, share: np.float32) -> tuple[Floats, Fl
         scale = _scale(np.maximum(high, -low) * np.float32(2) / top)
         return scale, np.full_like(scale, (grid.top + 1) // 2)
     scale = _scale((high - low) / top)
-    zero = np.clip(np.rint(-low / scale), 0, top)
-    if grid.least_zero:
-        short = zero < grid.least_zero
-        scale = np.where(short, _scale(high / np.float32(grid.top - grid.least_zero)), scale)
-        zero = np.maximum(zero, grid.least_zero)
-    return scale, zero.astype(np.float32)
+    return scale, np.clip(np.rint(-low / scale), 0, top).astype(np.float32)
 
 
 def _scale(values: Floats) -> Floats:

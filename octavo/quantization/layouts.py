@@ -1,7 +1,7 @@
 """How AWQ and GPTQ checkpoints lay out codes in 32-bit words: packing, and the way back.
 
 Layouts are those that vLLM and Transformers read: AWQ "gemm" (eight columns to a word, in the order 0 2 4 6 1 3 5 7)
-and GPTQ "v1" (rows of the transposed matrix to a word; zero points are stored less one).
+and GPTQ (rows of the transposed matrix to a word; zero points are stored less one in "v1", as they are in "v2").
 """
 
 import numpy as np
@@ -24,12 +24,15 @@ def awq_tensors(coded: Coded) -> dict[str, NDArray[np.generic]]:
     }
 
 
-def gptq_tensors(coded: Coded, bits: int) -> dict[str, NDArray[np.generic]]:
-    """qweight [in * bits / 32, out], qzeros [groups, out * bits / 32], scales [groups, out], g_idx [in]."""
+def gptq_tensors(coded: Coded, bits: int, less: int = 1) -> dict[str, NDArray[np.generic]]:
+    """qweight [in * bits / 32, out], qzeros [groups, out * bits / 32], scales [groups, out], g_idx [in].
+
+    less: what stored zero points lack: 1 in v1, 0 in v2.
+    """
     plain = tuple(range(32 // bits))
     return {
         "qweight": np.ascontiguousarray(pack_columns(coded.codes, plain).T),
-        "qzeros": pack_columns(coded.zeros.T.astype(np.int32) - 1, plain),
+        "qzeros": pack_columns(coded.zeros.T.astype(np.int32) - less, plain),
         "scales": np.ascontiguousarray(coded.scales.T).astype(np.float16),
         "g_idx": coded.group_of,
     }
@@ -43,11 +46,12 @@ def read_awq(tensors: dict[str, NDArray[np.generic]], group: int) -> Coded:
     return Coded(_turned(codes), _floats(tensors["scales"]), _floats(zeros), group_of)
 
 
-def read_gptq(tensors: dict[str, NDArray[np.generic]], bits: int) -> Coded:
+def read_gptq(tensors: dict[str, NDArray[np.generic]], bits: int, less: int = 1) -> Coded:
     """The inverse of `gptq_tensors`."""
     plain = tuple(range(32 // bits))
     codes = unpack_columns(tensors["qweight"].astype(np.int32).T, plain)
-    zeros = unpack_columns(tensors["qzeros"].astype(np.int32), plain).astype(np.int32) + 1
+    zeros = unpack_columns(tensors["qzeros"].astype(np.int32), plain).astype(np.int32)
+    zeros = (zeros + less) & ((1 << bits) - 1)
     return Coded(codes, _floats(tensors["scales"]), _floats(zeros), tensors["g_idx"].astype(np.int32))
 
 

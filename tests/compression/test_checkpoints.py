@@ -53,7 +53,8 @@ def dequantized(tensors, config, module):
         group = torch.arange(len(codes)) // config["group_size"]
     else:
         codes = nibbles(words.T.contiguous(), bits).flatten(1).T
-        zeros, group = zeros.flatten(1) + 1, tensors[f"{module}.g_idx"].long()
+        less = {"gptq": 1, "gptq_v2": 0}[config["checkpoint_format"]]
+        zeros, group = zeros.flatten(1) + less, tensors[f"{module}.g_idx"].long()
     return ((codes - zeros[group]) * scales.float()[group]).T
 
 
@@ -171,7 +172,8 @@ def test_configurations(llama, tmp_path):
     order = found["gptq-order"]
     assert (order["bits"], order["group_size"], order["sym"], order["desc_act"]) == (4, 32, False, False)
     assert order["static_groups"]
-    assert order["checkpoint_format"] == "gptq"
+    assert order["checkpoint_format"] == "gptq_v2"
+    assert found["gptq8-rows"]["checkpoint_format"] == "gptq"
     assert (found["gptq8-rows"]["bits"], found["gptq8-rows"]["group_size"]) == (8, -1)
     for name, kind in (("int8", "int"), ("fp8", "float")):
         assert found[name]["format"] == f"{kind}-quantized"

@@ -159,6 +159,7 @@ AUTOROUND = {
     [
         ({}, {"group": 64}),
         ({"packing_format": "auto_round", "sym": False}, {"group": 64, "sym": False, "v2": True}),
+        ({"packing_format": "auto_round", "sym": False, "model_free": True}, {"group": 64, "sym": False}),
         ({"extra_config": {"model.layers.0.mlp.up_proj": {"bits": 8, "group_size": 32}}}, {"bits": 8, "group": 32}),
         ({"extra_config": {".*up_proj": {"bits": 2, "group_size": 32}}}, {"bits": 2, "group": 32}),
         ({"extra_config": {"model.layers.0.mlp.up": {"bits": 8}, "lm_head": {"bits": 16}}}, {"group": 64}),

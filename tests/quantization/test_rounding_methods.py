@@ -27,12 +27,11 @@ def error(inputs: np.ndarray, weight: np.ndarray, rounded: np.ndarray) -> float:
 @pytest.mark.parametrize(("group", "act_order"), [(32, False), (32, True), (0, True)])
 def test_gptq_errs_less_than_rounding(bits: int, symmetric: bool, group: int, act_order: bool) -> None:
     inputs = correlated(600, 128)
-    grid = Grid(bits, symmetric, group, least_zero=1)
+    grid = Grid(bits, symmetric, group)
     coded = gptq(WEIGHT, inputs.T @ inputs, grid, GptqOptions(act_order))
     nearest = round_to_nearest(grid, WEIGHT, SHARES)
     assert error(inputs, WEIGHT, coded.values()) < 0.5 * error(inputs, WEIGHT, nearest.values())
     assert coded.codes.max() <= grid.top
-    assert coded.zeros.min() >= 1
     assert coded.group_of.tolist() == [column // grid.size(128) for column in range(128)]
 
 
@@ -136,7 +135,7 @@ def test_awq_words_by_a_plain_loop() -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_gptq_words_by_a_plain_loop(bits: int) -> None:
     inputs = correlated(300, 128)
-    grid = Grid(bits, False, 32, least_zero=1)
+    grid = Grid(bits, False, 32)
     coded = gptq(WEIGHT, inputs.T @ inputs, grid, GptqOptions(act_order=True))
     tensors, count, mask = layouts.gptq_tensors(coded, bits), 32 // bits, (1 << bits) - 1
     assert tensors["qweight"].shape == (128 // count, 48)
@@ -145,6 +144,9 @@ def test_gptq_words_by_a_plain_loop(bits: int) -> None:
         word = int(tensors["qweight"][row // count, column]) & 0xFFFFFFFF
         assert word >> (bits * (row % count)) & mask == coded.codes[column, row]
         zero = int(tensors["qzeros"][1, column // count]) & 0xFFFFFFFF
-        assert (zero >> (bits * (column % count)) & mask) + 1 == coded.zeros[column, 1]
+        assert ((zero >> (bits * (column % count)) & mask) + 1) & mask == coded.zeros[column, 1]
     back = layouts.read_gptq(tensors, bits)
     assert np.array_equal(back.values(), coded.values())
+    whole = layouts.gptq_tensors(coded, bits, less=0)
+    assert int(whole["qzeros"][1, 0]) & mask == coded.zeros[0, 1]
+    assert np.array_equal(layouts.read_gptq(whole, bits, less=0).values(), coded.values())

@@ -1,7 +1,8 @@
 """AutoRound checkpoints: GPTQ's, AWQ's or fp8's tensors, by the packing_format they name.
 
-Layout: AutoRound's export. "auto_round:auto_gptq" stores zero points less one, "auto_round" as they are; "extra_config"
-has other bits and groups for modules, by name or by pattern.
+Layout: AutoRound's export. "auto_round:auto_gptq" stores zero points less one, "auto_round" as they are, but for files
+made with "model_free" (0.15, whatever they name); "extra_config" has other bits and groups for modules, by name or by
+pattern.
 """
 
 import re
@@ -42,7 +43,8 @@ def _as_known(config: QuantizationConfig) -> tuple[Any, QuantizationConfig]:
         _refuse_mixed(config)
         return awq, QuantizationConfig("awq", {**fields, "version": "gemm"}, config.where)
     if kind == "int":
-        stored = "gptq" if "gptq" in packing else "gptq_v2"
+        less_one = "auto_gptq" in packing or packing in ("auto", "auto_round:gptq") or config.flag("model_free", False)
+        stored = "gptq" if less_one else "gptq_v2"
         dynamic = {_as_pattern(name): said for name, said in _extra(config).items() if _bits(said) < _WHOLE}
         return gptq, QuantizationConfig(
             "gptq", {**fields, "checkpoint_format": stored, "desc_act": False, "dynamic": dynamic}, config.where
