@@ -152,6 +152,8 @@ bool choose_pairs() {
   const Bf16Facts& facts = bf16_facts();
   const int32_t way = forced.load(std::memory_order_relaxed);
   return facts.has_pairs && (way < 0 ? facts.pairs > kWorth * facts.floats : way == 1);
+#elif defined(OCTAVO_VARIANT_NEON_I8MM)
+  return forced.load(std::memory_order_relaxed) != 0; // two multiply-adds a pair, like floats, but nothing is widened
 #else
   return false;
 #endif

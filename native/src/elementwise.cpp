@@ -34,12 +34,14 @@ struct GeluTanh { // x / 2 (1 + tanh u) = x / (1 + e^(-2 u))
     return x / (set1(1.0f) + exp(set1(-2.0f) * u));
   }
 };
+// Leaves -0 as it is: a processor's own maximum need not.
+inline Vec16 not_below_zero(Vec16 x) { return select_less(x, zero(), zero(), x); }
 struct Relu {
-  Vec16 operator()(Vec16 x) const { return max(zero(), x); }
+  Vec16 operator()(Vec16 x) const { return not_below_zero(x); }
 };
 struct Relu2 {
   Vec16 operator()(Vec16 x) const {
-    const Vec16 positive = max(zero(), x);
+    const Vec16 positive = not_below_zero(x);
     return positive * positive;
   }
 };

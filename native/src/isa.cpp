@@ -7,8 +7,17 @@ namespace {
 constexpr int32_t kAbiVersion = 10;
 } // namespace
 
-#if defined(OCTAVO_VARIANT_NEON_DOTPROD)
+#if defined(OCTAVO_VARIANT_NEON_DOTPROD) || defined(OCTAVO_VARIANT_NEON_I8MM)
 #include <sys/auxv.h>
+
+namespace {
+
+constexpr unsigned long kDotProducts = 1ul << 20; // HWCAP_ASIMDDP
+[[maybe_unused]] constexpr unsigned long kByteMatrices = 1ul << 13, kBf16 = 1ul << 14; // HWCAP2_I8MM, HWCAP2_BF16
+
+bool has(unsigned long kind, unsigned long bits) { return (getauxval(kind) & bits) == bits; }
+
+} // namespace
 #endif
 #if defined(OCTAVO_VARIANT_AMX)
 #include <atomic>
@@ -117,8 +126,9 @@ int32_t octavo_isa_supported(void) {
 #elif defined(OCTAVO_ISA_AVX2)
   return has_avx2(read_features()) ? 1 : 0;
 #elif defined(OCTAVO_VARIANT_NEON_DOTPROD)
-  constexpr unsigned long kDotProducts = 1ul << 20; // HWCAP_ASIMDDP
-  return (getauxval(AT_HWCAP) & kDotProducts) != 0 ? 1 : 0;
+  return has(AT_HWCAP, kDotProducts) ? 1 : 0;
+#elif defined(OCTAVO_VARIANT_NEON_I8MM)
+  return has(AT_HWCAP, kDotProducts) && has(AT_HWCAP2, kByteMatrices | kBf16) ? 1 : 0;
 #else
   return 1;
 #endif
@@ -135,6 +145,8 @@ const char* octavo_isa(void) {
   return "avx2";
 #elif defined(OCTAVO_VARIANT_NEON_DOTPROD)
   return "neon_dotprod";
+#elif defined(OCTAVO_VARIANT_NEON_I8MM)
+  return "neon_i8mm";
 #elif defined(OCTAVO_ISA_NEON)
   return "neon";
 #else

@@ -67,6 +67,38 @@ inline __m256 look_up(const float* table, __m256i code) {
   const __m256 high = _mm256_permutevar8x32_ps(_mm256_load_ps(table + 8), code);
   return _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(code, 28)));
 }
+#elif defined(OCTAVO_ISA_NEON)
+struct Int16 {
+  uint32x4_t q[4];
+};
+template <class F> inline Int16 each_four(F&& f) { return {{f(0), f(1), f(2), f(3)}}; }
+inline Int16 load_words(const uint8_t* p) {
+  return each_four([&](int i) { return vreinterpretq_u32_u8(vld1q_u8(p + 16 * i)); });
+}
+inline Int16 load_unsigned_bytes(const uint8_t* p) {
+  const uint8x16_t bytes = vld1q_u8(p);
+  const uint16x8_t low = vmovl_u8(vget_low_u8(bytes)), high = vmovl_high_u8(bytes);
+  return {{vmovl_u16(vget_low_u16(low)), vmovl_high_u16(low), vmovl_u16(vget_low_u16(high)), vmovl_high_u16(high)}};
+}
+inline Int16 load_signed_bytes(const uint8_t* p) {
+  const int8x16_t bytes = vreinterpretq_s8_u8(vld1q_u8(p));
+  const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
+  return {{vreinterpretq_u32_s32(vmovl_s16(vget_low_s16(low))), vreinterpretq_u32_s32(vmovl_high_s16(low)),
+           vreinterpretq_u32_s32(vmovl_s16(vget_low_s16(high))), vreinterpretq_u32_s32(vmovl_high_s16(high))}};
+}
+template <int Count> inline Int16 shift_right(const Int16& a) {
+  constexpr int kRight = Count > 0 ? Count : 1, kLeft = Count < 0 ? -Count : 0;
+  return each_four([&](int i) { return Count > 0 ? vshrq_n_u32(a.q[i], kRight) : vshlq_n_u32(a.q[i], kLeft); });
+}
+inline Int16 keep_bits(const Int16& a, uint32_t mask) {
+  return each_four([&](int i) { return vandq_u32(a.q[i], vdupq_n_u32(mask)); });
+}
+inline Int16 pick_bits(uint32_t mask, const Int16& a, const Int16& b) {
+  return each_four([&](int i) { return vbslq_u32(vdupq_n_u32(mask), a.q[i], b.q[i]); });
+}
+inline Vec16 to_float(const Int16& a) {
+  return each_quarter([&](int i) { return vcvtq_f32_s32(vreinterpretq_s32_u32(a.q[i])); });
+}
 #else
 struct Int16 {
   uint32_t lane[kLanes];
@@ -110,6 +142,16 @@ inline Vec16 bits_as_float(const Int16& a) {
   memcpy(&v, &a, sizeof v);
   return v;
 }
+
+#if defined(OCTAVO_VARIANT_NEON_I8MM)
+// sum + the products of two bf16 a lane, the second of each two first, each added with one rounding.
+inline Vec16 add_pairs(const Vec16& sum, const Vec16& a, const Vec16& b) {
+  return each_quarter([&](int i) {
+    const bfloat16x8_t left = vreinterpretq_bf16_f32(a.q[i]), right = vreinterpretq_bf16_f32(b.q[i]);
+    return vbfmlalbq_f32(vbfmlaltq_f32(sum.q[i], left, right), left, right);
+  });
+}
+#endif
 
 #if defined(OCTAVO_ISA_AVX512)
 // sum + the products of two bf16 a lane; only where the processor has AVX-512 BF16. Written as an instruction, for the

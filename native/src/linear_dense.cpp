@@ -2,6 +2,7 @@
 #include "bf16_choice.h"
 #include "linear_codes.h"
 #include "linear_dense_registers.h"
+#include "linear_dot.h"
 #include "linear_kernels.h"
 #include "octavo/abi.h"
 
@@ -87,7 +88,7 @@ template <int Number> struct Dense {
   static constexpr ManyRows kMany = nullptr;
 };
 
-#if defined(OCTAVO_ISA_AVX512)
+#if defined(OCTAVO_ISA_AVX512) || defined(OCTAVO_VARIANT_NEON_I8MM)
 template <int Rows, int Panels>
 void few_pair_rows(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
   const int64_t words = in.even_cols / 2;
@@ -113,8 +114,8 @@ void few_pair_rows(const Strip& strip, const LinearInputs& in, int64_t row, floa
         const Vec16 weight = bits_as_float(load_words(weights));
 #pragma GCC unroll 4
         for (int r = 0; r < Rows; ++r) {
-          const Int16 input{_mm512_set1_epi32(static_cast<int>(x[r * words + k]))};
-          sum[r][p] = add_pairs(sum[r][p], weight, bits_as_float(input));
+          const Vec16 input = bits_as_float(set_words(static_cast<int32_t>(x[r * words + k])));
+          sum[r][p] = add_pairs(sum[r][p], weight, input);
         }
       }
     }
@@ -174,7 +175,7 @@ LinearKernel dense_kernel(int32_t format) {
   if (format == OCTAVO_F16) return kernel_of<Dense<OCTAVO_F16>>();
 #if defined(OCTAVO_VARIANT_AMX)
   return kernel_of<InRegisters>();
-#elif defined(OCTAVO_ISA_AVX512)
+#elif defined(OCTAVO_ISA_AVX512) || defined(OCTAVO_VARIANT_NEON_I8MM)
   if (bf16_in_pairs()) return kernel_of<Pairs>();
 #endif
   return kernel_of<Dense<OCTAVO_BF16>>();

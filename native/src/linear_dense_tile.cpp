@@ -56,7 +56,7 @@ template <class Words> struct Widening : Words {
   static constexpr bool kWidens = true;
 };
 
-#if defined(OCTAVO_ISA_AVX512)
+#if defined(OCTAVO_ISA_AVX512) || defined(OCTAVO_VARIANT_NEON_I8MM)
 struct Pairs : Floats {
   static Vec16 multiply_add(Vec16 a, Vec16 b, Vec16 c) { return add_pairs(c, a, b); }
 };
@@ -153,7 +153,7 @@ void run_dense_tile(const DenseTile& tile, DenseWeights weights, int rows, int p
   case DenseWeights::floats: return run<Floats>(tile, rows, panels);
   case DenseWeights::f16: return tile.widened ? run<Widening<F16>>(tile, rows, panels) : run<F16>(tile, rows, panels);
   case DenseWeights::bf16: return tile.widened ? run<Widening<Bf16>>(tile, rows, panels) : run<Bf16>(tile, rows, panels);
-#if defined(OCTAVO_ISA_AVX512)
+#if defined(OCTAVO_ISA_AVX512) || defined(OCTAVO_VARIANT_NEON_I8MM)
   case DenseWeights::pairs: return run<Pairs>(tile, rows, panels);
 #endif
   default: return;

@@ -125,6 +125,83 @@ inline Int16 look_up_bytes(const uint8_t* table, Int16 codes) {
   const __m256i values = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(table)));
   return {_mm256_shuffle_epi8(values, codes.a), _mm256_shuffle_epi8(values, codes.b)};
 }
+#elif defined(OCTAVO_ISA_NEON)
+inline Int16 set_words(int32_t word) {
+  return each_four([&](int) { return vdupq_n_u32(static_cast<uint32_t>(word)); });
+}
+inline Int16 load_once(const uint8_t* p) { return load_words(p); }
+// Numbers of 16 bits made of the lower bytes of those that a holds.
+template <bool Signed> inline Int16 even_bytes(const Int16& a) {
+  return each_four([&](int i) {
+    const uint16x8_t raised = vshlq_n_u16(vreinterpretq_u16_u32(a.q[i]), 8);
+    return Signed ? vreinterpretq_u32_s16(vshrq_n_s16(vreinterpretq_s16_u16(raised), 8))
+                  : vandq_u32(a.q[i], vdupq_n_u32(0x00ff00ffu));
+  });
+}
+template <bool Signed> inline Int16 odd_bytes(const Int16& a) {
+  return each_four([&](int i) {
+    return Signed ? vreinterpretq_u32_s16(vshrq_n_s16(vreinterpretq_s16_u32(a.q[i]), 8))
+                  : vreinterpretq_u32_u16(vshrq_n_u16(vreinterpretq_u16_u32(a.q[i]), 8));
+  });
+}
+// Codes are below 128: they are the same signed.
+template <bool Signed> inline Int16 dot(const Int16& sum, const Int16& codes, int32_t inputs) {
+#if defined(__ARM_FEATURE_DOTPROD)
+  const int8x8_t four = vreinterpret_s8_s32(vdup_n_s32(inputs));
+#else
+  const int8x16_t four = vreinterpretq_s8_s32(vdupq_n_s32(inputs));
+#endif
+  return each_four([&](int i) {
+    const int32x4_t total = vreinterpretq_s32_u32(sum.q[i]);
+    const int8x16_t weights = vreinterpretq_s8_u32(codes.q[i]);
+#if defined(__ARM_FEATURE_DOTPROD)
+    return vreinterpretq_u32_s32(vdotq_lane_s32(total, weights, four, 0));
+#else
+    const int16x8_t low = vmull_s8(vget_low_s8(weights), vget_low_s8(four)), high = vmull_high_s8(weights, four);
+    return vreinterpretq_u32_s32(vaddq_s32(total, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high))));
+#endif
+  });
+}
+inline Int16 dot_words(const Int16& sum, const Int16& codes, int32_t inputs) {
+  const int16x8_t two = vreinterpretq_s16_s32(vdupq_n_s32(inputs));
+  return each_four([&](int i) {
+    const int16x8_t weights = vreinterpretq_s16_u32(codes.q[i]);
+    const int32x4_t low = vmull_s16(vget_low_s16(weights), vget_low_s16(two)), high = vmull_high_s16(weights, two);
+    return vreinterpretq_u32_s32(vaddq_s32(vreinterpretq_s32_u32(sum.q[i]), vpaddq_s32(low, high)));
+  });
+}
+// Codes of 16 bits apart: those of all lanes for a word's first input, then those for its second. So they are written
+// out for many rows, where a sum takes them up without anything moved between lanes.
+inline Int16 set_apart(const Int16& codes) {
+  Int16 to;
+  for (int i = 0; i < 2; ++i) {
+    const uint16x8_t a = vreinterpretq_u16_u32(codes.q[2 * i]), b = vreinterpretq_u16_u32(codes.q[2 * i + 1]);
+    to.q[i] = vreinterpretq_u32_u16(vuzp1q_u16(a, b));
+    to.q[2 + i] = vreinterpretq_u32_u16(vuzp2q_u16(a, b));
+  }
+  return to;
+}
+inline Int16 dot_apart(const Int16& sum, const Int16& codes, int32_t inputs) {
+  const int16x8_t first = vdupq_n_s16(static_cast<int16_t>(inputs));
+  const int16x8_t second = vdupq_n_s16(static_cast<int16_t>(inputs >> 16));
+  return each_four([&](int i) {
+    const int16x8_t a = vreinterpretq_s16_u32(codes.q[i / 2]), b = vreinterpretq_s16_u32(codes.q[2 + i / 2]);
+    int32x4_t total = vreinterpretq_s32_u32(sum.q[i]);
+    total = i % 2 ? vmlal_high_s16(total, a, first) : vmlal_s16(total, vget_low_s16(a), vget_low_s16(first));
+    total = i % 2 ? vmlal_high_s16(total, b, second) : vmlal_s16(total, vget_low_s16(b), vget_low_s16(second));
+    return vreinterpretq_u32_s32(total);
+  });
+}
+inline void store_words(uint8_t* p, const Int16& a) {
+  for (int i = 0; i < 4; ++i) vst1q_u8(p + 16 * i, vreinterpretq_u8_u32(a.q[i]));
+}
+inline Int16 raise_bytes(const Int16& a) { return a; }
+inline Int16 look_up_bytes(const uint8_t* table, const Int16& codes) {
+  const uint8x16_t values = vld1q_u8(table);
+  return each_four([&](int i) {
+    return vreinterpretq_u32_u8(vqtbl1q_u8(values, vreinterpretq_u8_u32(codes.q[i])));
+  });
+}
 #else
 inline Int16 set_words(int32_t word) {
   return each_word([&](int) { return static_cast<uint32_t>(word); });
@@ -143,38 +220,6 @@ template <bool Signed> inline Int16 even_bytes(const Int16& a) {
 template <bool Signed> inline Int16 odd_bytes(const Int16& a) {
   return each_word([&](int i) { return widen_bytes<Signed>(a.lane[i] >> 8); });
 }
-#if defined(OCTAVO_ISA_NEON)
-// Codes are below 128: they are the same signed.
-template <bool Signed> inline Int16 dot(const Int16& sum, const Int16& codes, int32_t inputs) {
-  Int16 result;
-  const int8x16_t four = vreinterpretq_s8_s32(vdupq_n_s32(inputs));
-  for (int i = 0; i < 4; ++i) {
-    const int32x4_t total = vld1q_s32(reinterpret_cast<const int32_t*>(sum.lane) + 4 * i);
-    const int8x16_t weights = vld1q_s8(reinterpret_cast<const int8_t*>(codes.lane) + 16 * i);
-#if defined(__ARM_FEATURE_DOTPROD)
-    const int32x4_t next = vdotq_s32(total, weights, four);
-#else
-    const int16x8_t low = vmull_s8(vget_low_s8(weights), vget_low_s8(four));
-    const int16x8_t high = vmull_s8(vget_high_s8(weights), vget_high_s8(four));
-    const int32x4_t next = vaddq_s32(total, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
-#endif
-    vst1q_s32(reinterpret_cast<int32_t*>(result.lane) + 4 * i, next);
-  }
-  return result;
-}
-inline Int16 dot_words(const Int16& sum, const Int16& codes, int32_t inputs) {
-  Int16 result;
-  const int16x8_t two = vreinterpretq_s16_s32(vdupq_n_s32(inputs));
-  for (int i = 0; i < 4; ++i) {
-    const int32x4_t total = vld1q_s32(reinterpret_cast<const int32_t*>(sum.lane) + 4 * i);
-    const int16x8_t weights = vld1q_s16(reinterpret_cast<const int16_t*>(codes.lane) + 8 * i);
-    const int32x4_t low = vmull_s16(vget_low_s16(weights), vget_low_s16(two));
-    const int32x4_t next = vaddq_s32(total, vpaddq_s32(low, vmull_high_s16(weights, two)));
-    vst1q_s32(reinterpret_cast<int32_t*>(result.lane) + 4 * i, next);
-  }
-  return result;
-}
-#else
 template <bool Signed> inline Int16 dot(const Int16& sum, const Int16& codes, int32_t inputs) {
   return each_word([&](int i) {
     int32_t total = static_cast<int32_t>(sum.lane[i]);
@@ -194,7 +239,6 @@ inline Int16 dot_words(const Int16& sum, const Int16& codes, int32_t inputs) {
     return static_cast<uint32_t>(total);
   });
 }
-#endif
 inline void store_words(uint8_t* p, const Int16& a) { memcpy(p, a.lane, sizeof a.lane); }
 inline Int16 raise_bytes(const Int16& a) { return a; }
 inline Int16 look_up_bytes(const uint8_t* table, const Int16& codes) {
@@ -251,6 +295,20 @@ template <Coding C, bool Signed> inline Int16 dot_coded(const Int16& sum, const 
     return dot_words(sum, codes, inputs);
   else
     return dot<Signed>(sum, codes, inputs);
+}
+
+// The same of codes that were written out for many rows, as store_written() does.
+template <Coding C, bool Signed> inline Int16 dot_written(const Int16& sum, const Int16& codes, int32_t inputs) {
+#if defined(OCTAVO_ISA_NEON)
+  if constexpr (C == Coding::words) return dot_apart(sum, codes, inputs);
+#endif
+  return dot_coded<C, Signed>(sum, codes, inputs);
+}
+template <Coding C> inline void store_written(uint8_t* p, const Int16& codes) {
+#if defined(OCTAVO_ISA_NEON)
+  if constexpr (C == Coding::words) return store_words(p, set_apart(codes));
+#endif
+  store_words(p, codes);
 }
 
 } // namespace octavo

@@ -9,6 +9,9 @@
 #include "linear_dot.h"
 #include "linear_int_tile.h"
 #include "linear_kernels.h"
+#if defined(OCTAVO_VARIANT_NEON_I8MM)
+#include "code_pairs.h"
+#endif
 
 namespace octavo {
 
@@ -164,14 +167,28 @@ void few_int_rows(const Strip& strip, const LinearInputs& in, int64_t row, float
     for (int p = 0; p < Panels; ++p) store(out + (r * Panels + p) * kLanes, tile.total[r][p]);
 }
 
+// Bytes of codes of a unit of one panel, written out.
+#if defined(OCTAVO_VARIANT_NEON_I8MM)
+constexpr int written_bytes(Coding) { return kUnit * kLanes; }
+
+template <int Number, Coding C, int Row>
+inline void write_eight_codes(const uint8_t* low, const uint8_t* high, uint8_t* out) {
+  Int16 codes[2];
+  eight_codes<Number, Coding::bytes, Row>(low, high, codes);
+  store_code_pairs(out + Row * 8 * kLanes, codes[0], codes[1]);
+}
+#else
+constexpr int written_bytes(Coding coding) { return kUnit * kLanes * code_bytes_of(coding); }
+
 template <int Number, Coding C, int Row>
 inline void write_eight_codes(const uint8_t* low, const uint8_t* high, uint8_t* out) {
   constexpr int kWords = words_of_eight(C);
   Int16 codes[kWords];
   eight_codes<Number, C, Row>(low, high, codes);
 #pragma GCC unroll 4
-  for (int k = 0; k < kWords; ++k) store_words(out + (Row * kWords + k) * 64, codes[k]);
+  for (int k = 0; k < kWords; ++k) store_written<C>(out + (Row * kWords + k) * 64, codes[k]);
 }
+#endif
 
 // Codes [words of a unit][64], scales and mins [groups][16] of one unit of one panel.
 template <int Number, Coding C>
@@ -237,7 +254,7 @@ void many_int_rows(const Strip& strip, int panels, const LinearInputs& in, int64
       for (int u = 0; u < count; ++u) {
         const int at = (u * Is::kGroups * panels + p) * kLanes;
         write_unit_codes<Number, C>(strip.panels + p * strip.layout.bytes, strip.layout, first + u,
-                                    codes + (u * panels + p) * 16 * Is::kUnitBytes, scales + at, mins + at,
+                                    codes + (u * panels + p) * written_bytes(C), scales + at, mins + at,
                                     panels * kLanes);
       }
     const IntInputs<Number, C> from(in, row, first);

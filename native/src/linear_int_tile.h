@@ -48,6 +48,8 @@ void run_int_tile(const IntTile& tile, int rows, int panels);
 constexpr int int_tile_rows(Coding coding, int panels) {
   return (coding == Coding::bytes || panels == 1 ? 12 : 16) / panels;
 }
+#elif defined(OCTAVO_VARIANT_NEON_I8MM)
+constexpr int int_tile_rows(Coding, int) { return 6; }
 #elif defined(OCTAVO_ISA_AVX2) || defined(OCTAVO_ISA_NEON)
 constexpr int int_tile_rows(Coding, int) { return 5; }
 #else

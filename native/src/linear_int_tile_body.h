@@ -45,8 +45,11 @@ template <Coding C, IntTileKind const& Kind, int Rows, int Panels> struct IntSum
       int32_t input;
       memcpy(&input, inputs + r * kRunBytes + 4 * Step, sizeof input);
 #pragma GCC unroll 4
-      for (int p = 0; p < Panels; ++p) sum[r][p] = dot_coded<C, Kind.is_signed>(sum[r][p], weight[p], input);
+      for (int p = 0; p < Panels; ++p) sum[r][p] = dot_written<C, Kind.is_signed>(sum[r][p], weight[p], input);
     }
+#if defined(OCTAVO_ISA_NEON)
+    keep_memory_in_order(); // what a step reads stays in it: sums take 20 registers of 32
+#endif
     if constexpr (Step + 1 < End) add<Step + 1, End>(codes, inputs);
   }
 };

@@ -5,6 +5,9 @@
 #include "dense_tiles.h"
 #include "linear_dot.h"
 #include "simd/vec.h"
+#if defined(OCTAVO_VARIANT_NEON_I8MM)
+#include "code_pairs.h"
+#endif
 
 namespace octavo {
 namespace {
@@ -189,6 +192,9 @@ LinearInputs prepare(Team& team, const Needs& needs, const float* x, const RowLa
     prepare_rows(0, rows, 0);
   else if (by_rows)
     team.parallel_ranges(rows, needs.coding != Coding::none && layout.in_runs ? kQuantizedRows : 1, prepare_rows);
+#if defined(OCTAVO_VARIANT_NEON_I8MM)
+  if (needs.coding != Coding::none && layout.in_runs) pair_inputs(team, needs.coding, layout, sets, to.coded.codes);
+#endif
   if (to.values) in.values = to.values;
   in.tiled = to.exact;
   if (bf16_in_pairs())

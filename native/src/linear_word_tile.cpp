@@ -1,6 +1,8 @@
 // Tiles of inputs in 16 bits: one of each kind that a format needs.
 #if defined(OCTAVO_VARIANT_AMX)
 #include "linear_int_registers.h"
+#elif defined(OCTAVO_VARIANT_NEON_I8MM)
+#include "linear_int_pairs.h"
 #else
 #include "linear_int_tile_body.h"
 #endif

@@ -188,7 +188,7 @@ class ExecutionConfig:
     """What computes."""
 
     backend: Literal["auto", "native", "torch"] = option("auto", "native kernels, or the PyTorch reference")
-    isa: Literal["auto", "scalar", "avx2", "avx2_vnni", "avx512", "amx", "neon", "neon_dotprod"] = option(
+    isa: Literal["auto", "scalar", "avx2", "avx2_vnni", "avx512", "amx", "neon", "neon_dotprod", "neon_i8mm"] = option(
         "auto", "instruction set of the native kernels"
     )
     linear_compute: Literal["auto", "exact", "int16", "int8"] = option(

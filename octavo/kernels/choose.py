@@ -13,7 +13,8 @@ _ISA_REASON = {
     "avx512": "the CPU has AVX-512 with VNNI, but no AMX that this process may use",
     "avx2_vnni": "the CPU has AVX2 and AVX-VNNI, but no AVX-512 with VNNI",
     "avx2": "the CPU has AVX2 and FMA, but neither AVX-VNNI nor AVX-512 with VNNI",
-    "neon_dotprod": "the CPU is a 64-bit ARM with dot products of bytes",
+    "neon_i8mm": "the CPU is a 64-bit ARM with matrix products of bytes (i8mm) and with bf16",
+    "neon_dotprod": "the CPU is a 64-bit ARM with dot products of bytes, but without i8mm and bf16",
     "neon": "the CPU is a 64-bit ARM without dot products of bytes",
     "scalar": "the CPU has none of the vector extensions with a build of their own",
 }
@@ -60,6 +61,9 @@ def bf16_choice(library: NativeLibrary) -> KernelChoice:
     products = library.bf16_products()
     if products.way == "tiles":
         return KernelChoice("products of bf16", "TDPBF16PS", "32 inputs of 16 rows at a time")
+    if products.way == "pairs" and library.isa == "neon_i8mm":
+        reason = "they widen as they multiply, with float32's bits; BFDOT and BFMMLA round otherwise"
+        return KernelChoice("products of bf16", "BFMLALB and BFMLALT", reason)
     kernel = "VDPBF16PS" if products.way == "pairs" else "widened to float32"
     if not products.pairs:
         return KernelChoice("products of bf16", kernel, "the CPU has no instruction for them")

@@ -23,7 +23,7 @@ from octavo.ops.interface import RowRules
 from octavo.ops.reference import ReferenceOps
 
 # Builds that share all objects with another but those of coded and dense products, which matrices.py tests.
-VARIANTS = ("avx2_vnni", "amx", "neon_dotprod")
+VARIANTS = ("avx2_vnni", "amx", "neon_dotprod", "neon_i8mm")
 ISAS = tuple(isa for isa in supported_isas() if isa not in VARIANTS)
 
 

@@ -1,11 +1,11 @@
 """Not a test: writes what the conformance cases run as one file, which `replay.cpp` runs on another machine.
 
-    python -m tests.portability.record FILE [--only TEXT]
+    python -m tests.portability.record FILE [--only TEXT] [--isa ISA]
 
 Every program that a case runs is kept with its instructions, its weights as in a model's file (the other machine packs
-them), inputs, steps and results; the results are those of the scalar build, which the conformance suite compares with
-the reference. What a record is, replay.cpp says. Integers must be equal there, floats within twice the case's
-tolerance of the largest: once for each of the two builds.
+them), inputs, steps and results; the results are those of one build of this machine (the scalar one, unless told),
+which the conformance suite compares with the reference. What a record is, replay.cpp says. Integers must be equal
+there, floats within twice the case's tolerance of the largest: once for each of the two builds.
 """
 
 import argparse
@@ -34,7 +34,9 @@ from octavo.kernels.cpu.structs import (
 )
 from octavo.ops.conformance import FORMATS, numbers, stored
 from octavo.ops.weight import PackedWeight
+from octavo.quantization.format import FORMATS as QUANTIZED
 from tests.conformance.devices import NativeDevice, library, team
+from tests.conformance.spans import SPAN_FORMATS, random_spans
 from tests.conformance.test_ops import CASES
 from tests.conformance.test_program import inputs_of
 from tests.conformance.tiny import SPECS, native_runner, slot_table
@@ -247,13 +249,13 @@ def recording(writer):
         NativeProgram.run, NativePacker.pack_into = run, pack
 
 
-def record(path, only=""):
-    """Write every case whose name holds `only`; returns their number."""
+def record(path, only="", isa="scalar"):
+    """Write every case whose name holds `only`, with the results of one build; returns their number."""
     written = 0
     with path.open("wb") as file:
         writer = Writer(file)
         with recording(writer):
-            for name, tolerance, run in _everything():
+            for name, tolerance, run in _everything(isa):
                 if only in name:
                     writer.begin(name, tolerance)
                     run()
@@ -261,47 +263,63 @@ def record(path, only=""):
     return written
 
 
-def _everything():
+def _everything(isa):
     """(name, tolerance, what runs it)"""
     for case in CASES:
         if case.op != "all_reduce":
-            yield str(case), case.tolerance, lambda case=case: _run_case(case)
+            yield str(case), case.tolerance, lambda case=case: _run_case(case, isa)
     for format, coding in product(FORMATS, (Coding.INT8, Coding.INT16)):
         name = f"linear in {coding.name.lower()}-{format}"
-        yield name, 2e-5, lambda format=format, coding=coding: _product(format, coding)
+        yield name, 2e-5, lambda format=format, coding=coding: _product(_matrices(format, 1), coding, isa)
+        yield f"heads {name}", 2e-5, lambda format=format, coding=coding: _product(_matrices(format, 3), coding, isa)
+    for format, coding in product(SPAN_FORMATS, (Coding.EXACT, Coding.INT8, Coding.INT16)):
+        if not QUANTIZED[format].spans.ordered:  # the order is not part of a file's blocks
+            matrix = random_spans(format, 40, 512).stored
+            name = f"linear in {coding.name.lower()}-{format}"
+            yield name, 2e-5, lambda matrix=matrix, coding=coding: _product([matrix], coding, isa)
     for name, spec in SPECS.items():
-        yield f"program-{name}", 5e-3, lambda spec=spec: _whole_program(spec)
+        yield f"program-{name}", 5e-3, lambda spec=spec: _whole_program(spec, isa)
 
 
-def _run_case(case):
-    case.run(NativeDevice("scalar", case.cache))
+def _run_case(case, isa):
+    case.run(NativeDevice(isa, case.cache))
 
 
-def _product(format, coding):
-    native, threads = library("scalar"), team("scalar", 2)
+def _matrices(format, heads):
+    """One of 512 inputs, or several; their number is no multiple of a run where blocks allow it."""
+    cols = 512 if format in ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k") else 480
+    return [stored(format, 40, cols, head) for head in range(heads)]
+
+
+def _product(matrices, coding, isa):
+    """With few rows and many, and with odd numbers of them; several matrices take parts of the inputs."""
+    native, threads = library(isa), team(isa, 2)
     packer = NativePacker(native, threads)
-    for tokens in (1, 3, 33):
+    for tokens in (1, 3, 5, 33, 97):
         recorder = ProgramRecorder(native, coding=coding)
-        x = recorder.input(512)
-        recorder.linear(x, packer.matrix([stored(format, 40, 512, 1)]))
+        width = len(matrices) * matrices[0].shape[1]
+        x = recorder.input(width)
+        multiply = recorder.linear if len(matrices) == 1 else recorder.head_linear
+        multiply(x, packer.matrix(matrices))
         program = NativeProgram(native, threads, recorder.instructions, ProgramLimits(tokens, 1))
-        program.view(x, tokens)[:] = numbers(tokens, tokens, 512)
+        program.view(x, tokens)[:] = numbers(tokens, tokens, width)
         step, zeros = NativeStep(1), np.zeros(tokens, np.int32)
         step.set_tokens(zeros, zeros, np.array([0, tokens], np.int32), zeros[:1])
         program.run(step)
 
 
-def _whole_program(spec):
+def _whole_program(spec, isa):
     table = slot_table(spec)
-    native_runner("scalar", spec, table).run(inputs_of(spec, table))
+    native_runner(isa, spec, table).run(inputs_of(spec, table))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--isa", default="scalar", help="the build whose results are kept")
     options = parser.parse_args()
-    print(f"{record(options.file, options.only)} cases, {options.file.stat().st_size / 1e6:.0f} MB")
+    print(f"{record(options.file, options.only, options.isa)} cases, {options.file.stat().st_size / 1e6:.0f} MB")
 
 
 if __name__ == "__main__":

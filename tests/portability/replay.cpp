@@ -1,4 +1,5 @@
-// Runs what record.py wrote with a native library and compares: ./replay LIBRARY FILE
+// Runs what record.py wrote with a native library and compares: ./replay LIBRARY FILE [bits]
+// Tells whether this processor can run a library: ./replay LIBRARY
 //
 // A file is a magic and records, each a number and its fields, little-endian. Blobs are numbered from 0 within a case;
 // they are memory that structs point into.
@@ -8,9 +9,10 @@
 //   4 POINT     u32 blob, u64 at, u32 target, u64 offset    store target's address + offset in blob
 //   5 PACK      u32 source, u32 format, u64 rows, u64 cols  a blob: source, packed by this library
 //   6 RUN       u32 program, u32 step
-//   7 FLOATS    u32 blob, u64 count, f64 allowed, values    must differ by no more; what is not finite must be the same
+//   7 FLOATS    u32 blob, u64 count, f64 allowed, values    must differ by no more; what is not finite must be the
+//                                                       same. With "bits" they must be equal, but for which NaN it is
 //   8 INTEGERS  u32 blob, u64 count, values                 must be equal
-// Exit status: 0 all equal, 1 some case differs, 2 it cannot be run.
+// Exit status: 0 all equal, or it can; 1 some case differs, or it cannot; 2 it cannot be done.
 #include <dlfcn.h>
 #include <math.h>
 #include <stdint.h>
@@ -66,6 +68,7 @@ private:
 // The functions that are needed.
 struct Library {
   decltype(&octavo_isa) isa;
+  decltype(&octavo_isa_supported) isa_supported;
   decltype(&octavo_team_create) team_create;
   decltype(&octavo_packed_bytes) packed_bytes;
   decltype(&octavo_pack) pack;
@@ -76,6 +79,7 @@ struct Library {
     void* handle = dlopen(path, RTLD_NOW);
     if (handle == nullptr) stop(dlerror());
     find(handle, "octavo_isa", isa);
+    find(handle, "octavo_isa_supported", isa_supported);
     find(handle, "octavo_team_create", team_create);
     find(handle, "octavo_packed_bytes", packed_bytes);
     find(handle, "octavo_pack", pack);
@@ -91,7 +95,7 @@ struct Library {
 
 class Replay {
 public:
-  Replay(const Library& library, Reader& reader) : library_(library), reader_(reader) {}
+  Replay(const Library& library, Reader& reader, bool bits) : library_(library), reader_(reader), bits_(bits) {}
 
   int run() {
     while (!reader_.done()) {
@@ -108,7 +112,8 @@ public:
       }
     }
     end();
-    printf("%s: %d cases, %d programs, %d differ\n", library_.isa(), cases_, programs_, failed_);
+    printf("%s: %d cases, %d programs, %d with other bits, %d differ\n", library_.isa(), cases_, programs_, other_bits_,
+           failed_);
     return failed_ == 0 && programs_ > 0 ? 0 : 1;
   }
 
@@ -123,7 +128,8 @@ private:
     for (Blob& each : blobs_) free(each.data);
     blobs_.clear();
     if (differs_) ++failed_;
-    differs_ = false;
+    if (has_other_bits_) ++other_bits_;
+    differs_ = has_other_bits_ = false;
   }
   void blob() {
     blobs_.emplace_back(reader_.take<uint64_t>());
@@ -164,8 +170,10 @@ private:
     const float* found = reinterpret_cast<const float*>(blob.data);
     for (size_t i = 0; i < wanted.size(); ++i) {
       const double left = static_cast<double>(found[i]), right = static_cast<double>(wanted[i]);
-      const bool same = isfinite(right) ? fabs(left - right) <= allowed : isnan(right) ? isnan(left) : left == right;
-      if (!same) return complain(i, left, right);
+      const bool near = isfinite(right) ? fabs(left - right) <= allowed : isnan(right) ? isnan(left) : left == right;
+      const bool equal = memcmp(&found[i], &wanted[i], sizeof(float)) == 0 || (isnan(left) && isnan(right));
+      has_other_bits_ |= !equal;
+      if (bits_ ? !equal : !near) return complain(i, left, right);
     }
   }
   void integers() {
@@ -188,20 +196,27 @@ private:
 
   const Library& library_;
   Reader& reader_;
+  const bool bits_; // floats must be equal, not just near
   std::vector<Blob> blobs_;
   std::string name_;
-  bool differs_ = false;
-  int cases_ = 0, programs_ = 0, failed_ = 0;
+  bool differs_ = false, has_other_bits_ = false;
+  int cases_ = 0, programs_ = 0, failed_ = 0, other_bits_ = 0;
 };
 
 } // namespace
 
 int main(int count, char** arguments) {
-  if (count != 3) stop("usage: replay LIBRARY FILE");
+  const bool bits = count == 4 && strcmp(arguments[3], "bits") == 0;
+  if (count != 2 && count != 3 && !bits) stop("usage: replay LIBRARY [FILE [bits]]");
   const Library library(arguments[1]);
+  if (count == 2) {
+    const bool can = library.isa_supported() != 0;
+    printf("%s: %s\n", library.isa(), can ? "this processor can run it" : "this processor cannot run it");
+    return can ? 0 : 1;
+  }
   Reader reader(arguments[2]);
   char magic[8];
   reader.bytes(magic, sizeof magic);
   if (memcmp(magic, "OCTAVO1", 8) != 0) stop("the file is none of record.py's");
-  return Replay(library, reader).run();
+  return Replay(library, reader, bits).run();
 }

@@ -34,17 +34,20 @@ def replay(tmp_path_factory):
     return made
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("recorded")
+def recorded(folder, isa):
     paths = [folder / str(number) for number in range(len(ONLY))]
     for path, only in zip(paths, ONLY, strict=True):
-        assert record(path, only) >= 1, only
+        assert record(path, only, isa) >= 1, only
     return paths
 
 
-def run(replay, isa, path):
-    command = [replay, NATIVE_DIRECTORY / f"liboctavo_{isa}.so", path]
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return recorded(tmp_path_factory.mktemp("recorded"), "scalar")
+
+
+def run(replay, isa, path, *how):
+    command = [replay, NATIVE_DIRECTORY / f"liboctavo_{isa}.so", path, *how]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
@@ -55,6 +58,37 @@ def test_every_library_gives_what_the_scalar_one_gave(isa, replay, files):
         assert (done.returncode, done.stderr) == (0, ""), done.stdout
         assert done.stdout.startswith(f"{isa}: ")
         assert done.stdout.endswith(" 0 differ\n")
+
+
+def test_vector_libraries_give_the_same_bits(replay, tmp_path):
+    vectors = [isa for isa in supported_isas() if isa not in ("scalar", "amx")]
+    for path in recorded(tmp_path, vectors[-1]) if vectors else []:
+        for isa in vectors:
+            done = run(replay, isa, path, "bits")
+            assert (done.returncode, done.stderr) == (0, ""), done.stdout
+            assert done.stdout.endswith(" 0 with other bits, 0 differ\n")
+
+
+def test_a_float_beside_its_place_is_near_but_has_other_bits(replay, files, tmp_path):
+    isa, content = "scalar", bytearray(files[0].read_bytes())
+    place = content.rindex(struct.pack("<I", FLOATS), 0, len(content)) + 24
+    bits = struct.unpack_from("<I", content, place)[0]
+    struct.pack_into("<I", content, place, bits ^ 1)
+    beside = tmp_path / "beside"
+    beside.write_bytes(content)
+    assert run(replay, isa, beside).stdout.endswith(" 1 with other bits, 0 differ\n")
+    done = run(replay, isa, beside, "bits")
+    assert done.returncode == 1
+    assert done.stdout.endswith(" 1 with other bits, 1 differ\n")
+    assert run(replay, isa, beside, "bytes").returncode == 2
+
+
+@pytest.mark.parametrize("isa", supported_isas())
+def test_whether_a_library_can_run_here_is_told(isa, replay):
+    done = subprocess.run(
+        [replay, NATIVE_DIRECTORY / f"liboctavo_{isa}.so"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{isa}: this processor can run it\n"
 
 
 def test_a_wrong_result_a_torn_file_and_no_file_are_noticed(replay, files, tmp_path):

@@ -11,7 +11,7 @@ from octavo.errors import ConfigError
 # Written against this number of octavo_abi_version().
 ABI_VERSION = 10
 # Best first.
-ISA_ORDER = ("amx", "avx512", "avx2_vnni", "avx2", "neon_dotprod", "neon", "scalar")
+ISA_ORDER = ("amx", "avx512", "avx2_vnni", "avx2", "neon_i8mm", "neon_dotprod", "neon", "scalar")
 NATIVE_DIRECTORY = Path(__file__).parents[2] / "_native"
 
 _BF16_WAYS = ("floats", "pairs", "tiles")
@@ -31,7 +31,7 @@ class Bf16Products:
     """How bf16 weights are multiplied on this processor, and what that was chosen by.
 
     Attributes:
-        way: "floats", "pairs" (VDPBF16PS) or "tiles" (AMX).
+        way: "floats", "pairs" (VDPBF16PS; on Arm BFMLALB and BFMLALT) or "tiles" (AMX).
         floats: operations a second of one thread as floats; 0 where there is nothing to choose.
         pairs: likewise in pairs.
         same_bits: both give the same results, bit by bit.
