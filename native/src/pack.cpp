@@ -215,7 +215,8 @@ int32_t octavo_pack(void* team, int32_t format, const void* source, int64_t rows
   const int64_t bytes = octavo::row_bytes(format, cols);
   if (bytes < 0) return static_cast<int32_t>(bytes);
   const int64_t panel_bytes = octavo::panel_layout(format, cols).bytes;
-  static_cast<octavo::Team*>(team)->parallel(octavo::panel_count(rows), [&](int64_t panel, int) {
+  // In runs, as few rows read: where memory has several parts (NUMA) a page lies beside the thread that first writes it.
+  static_cast<octavo::Team*>(team)->parallel_runs(octavo::panel_count(rows), 1, [&](int64_t panel, int64_t, int) {
     const int64_t left = rows - panel * octavo::kLanes;
     const octavo::SourcePanel from{static_cast<const uint8_t*>(source) + panel * octavo::kLanes * bytes, bytes,
                                    static_cast<int>(left < octavo::kLanes ? left : octavo::kLanes)};

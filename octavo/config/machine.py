@@ -10,7 +10,8 @@ class Machine:
     """A reading of the host.
 
     `cpus` are the CPU numbers this process may run on, `cores` one of them for each physical core, `cpu_quota` the
-    CPUs' worth of time a container grants (None: unlimited), `nodes` the CPUs beside each part of the memory (NUMA).
+    CPUs' worth of time a container grants (None: unlimited), `nodes` the CPUs beside each part of the memory (NUMA) and
+    `node_numbers` what Linux calls these parts.
     Memory is in bytes, container limits applied.
     """
 
@@ -20,20 +21,63 @@ class Machine:
     memory_total: int
     memory_available: int
     nodes: tuple[tuple[int, ...], ...] = ()
+    node_numbers: tuple[int, ...] = ()
 
 
 def read_machine(root: Path = Path("/")) -> Machine:
     """Look at the host. `root` stands in for / in tests: files that are missing mean "no limit"."""
     cpus = _allowed_cpus()
     total, available = _memory(root)
+    nodes = _nodes(root, cpus)
     return Machine(
         cpus=cpus,
         cores=_one_per_core(root, cpus),
         cpu_quota=_cpu_quota(root),
         memory_total=total,
         memory_available=available,
-        nodes=_nodes(root, cpus),
+        nodes=tuple(nodes.values()),
+        node_numbers=tuple(nodes),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where threads run on a machine whose memory has several parts.
+
+    `cpus` holds a CPU for each thread, `nodes` the part of the memory it is beside, from 0 up, threads of a node
+    together, and `numbers` what Linux calls these. All are empty where the system places threads.
+    """
+
+    cpus: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        shares = [str(self.nodes.count(node)) for node in sorted(set(self.nodes))]
+        return f"{' + '.join(shares)} threads" if shares else "by the system"
+
+
+def place_threads(threads: int, machine: Machine) -> Placement:
+    """Each node's share of the threads in proportion to its cores; none where there is one node, or only one would run
+    any, or there are fewer CPUs than threads."""
+    homes = [tuple(cpu for cpu in machine.cores if cpu in node) for node in machine.nodes]
+    if threads > sum(map(len, homes)):  # two threads of a core are wanted
+        homes = list(machine.nodes)
+    total = sum(map(len, homes))
+    if len(homes) < 2 or threads > total:
+        return Placement()
+    placed: list[tuple[int, int]] = []
+    numbers: list[int] = []
+    before = 0
+    for number, home in zip(machine.node_numbers, homes, strict=True):
+        share = threads * (before + len(home)) // total - threads * before // total
+        before += len(home)
+        if share:
+            placed += [(cpu, len(numbers)) for cpu in home[:share]]
+            numbers.append(number)
+    if len(numbers) < 2:
+        return Placement()
+    return Placement(tuple(cpu for cpu, _ in placed), tuple(node for _, node in placed), tuple(numbers))
 
 
 def _allowed_cpus() -> tuple[int, ...]:
@@ -51,14 +95,14 @@ def _one_per_core(root: Path, cpus: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(first.values())
 
 
-def _nodes(root: Path, cpus: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The allowed CPUs of each node that has any, in the order of the nodes' numbers."""
+def _nodes(root: Path, cpus: tuple[int, ...]) -> dict[int, tuple[int, ...]]:
+    """The allowed CPUs of each node that has any, by the nodes' numbers, in order."""
     folder = root / "sys/devices/system/node"
     nodes: dict[int, tuple[int, ...]] = {}
     for path in folder.glob("node[0-9]*/cpulist"):
         members = _cpu_list(_read(path))
         nodes[int(path.parent.name[4:])] = tuple(cpu for cpu in cpus if cpu in members)
-    return tuple(nodes[number] for number in sorted(nodes) if nodes[number])
+    return {number: nodes[number] for number in sorted(nodes) if nodes[number]}
 
 
 def _cpu_list(text: str) -> set[int]:

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from octavo.config.cache_types import PLAIN_TYPES, CacheTypes
 from octavo.config.engine import CacheConfig, EngineConfig
 from octavo.config.environment import Environment
-from octavo.config.machine import Machine
+from octavo.config.machine import Machine, Placement, place_threads
 from octavo.config.profile import PROFILES, Profile
 from octavo.config.quantization import FORMAT_OF_DTYPE, FORMAT_OF_SCHEME, choose_linear_compute, choose_quantization
 from octavo.config.sizing import Request, Setup, grant, read_wish, too_small
@@ -61,6 +61,7 @@ class ResolvedModel:
     isa: Choice[str]
     threads: Choice[int]
     memory_nodes: Choice[int]
+    placement: Choice[Placement]
     weights: Choice[str]
     quantization: Choice[str]
     linear_compute: Choice[str]
@@ -141,6 +142,7 @@ def resolve_model(
         isa=isa,
         threads=threads,
         memory_nodes=_memory_nodes(machine),
+        placement=_placement(threads.value, machine),
         weights=weights,
         quantization=quantization,
         linear_compute=Choice(
@@ -351,14 +353,22 @@ def _too_many(threads: int, machine: Machine) -> str:
 
 
 def _memory_nodes(machine: Machine) -> Choice[int]:
-    """Where memory lies. Threads are not pinned, and who first writes a page decides its node: the team packs weights
-    and writes the cache together, so both are spread over the nodes that it runs on."""
+    """Where memory lies: who first writes a page decides its node."""
     count = max(1, len(machine.nodes))
     if count == 1:
         return Choice(1, "all memory is equally near to all cores this process may use")
     sizes = ", ".join(f"{len(node)} CPUs" for node in machine.nodes)
     advice = "one server a node, under numactl --cpunodebind=N --membind=N, reads no memory of another"
-    return Choice(count, f"{sizes}: weights are spread over the nodes by the threads that pack them; {advice}")
+    return Choice(count, f"{sizes}: weights lie beside the threads that packed them, cached ones where read; {advice}")
+
+
+def _placement(threads: int, machine: Machine) -> Choice[Placement]:
+    placement = place_threads(threads, machine)
+    if placement.nodes:
+        return Choice(placement, "each on a CPU of its own, by node, with its own part of each matrix beside it")
+    if len(machine.nodes) < 2:
+        return Choice(placement, "memory has one part")
+    return Choice(placement, "there are fewer CPUs than threads, or one thread")
 
 
 def _backend(config: EngineConfig, environment: Environment, isas: tuple[str, ...]) -> tuple[Choice[str], Choice[str]]:

@@ -80,7 +80,7 @@ class NativeBackend:
     def __init__(self, config: ResolvedModel) -> None:
         self._config = config
         self._library = load_library(config.isa.value)
-        self._team = ThreadTeam(self._library, config.threads.value)
+        self._team = ThreadTeam(self._library, config.threads.value, config.placement.value.cpus or None)
         self.packer = NativePacker(self._library, self._team)
         self.pages: CpuStorage | None = None
         self.program: NativeProgram | None = None

@@ -49,6 +49,7 @@ from octavo.execution.slots import SlotTable
 from octavo.execution.worker import Worker
 from octavo.kernels.choose import KernelChoice
 from octavo.kernels.cpu.library import ABI_VERSION, library_digest, supported_isas
+from octavo.kernels.cpu.placement import place_weights
 from octavo.model.decoder import Decoder, DecoderWeights
 from octavo.model.source import ModelSource, find_model, open_model
 from octavo.model.weight_cache import WeightCache
@@ -217,6 +218,7 @@ def _assemble(
     grammars: GrammarCompiler,
 ) -> _Machinery:
     """Everything from the weights to the loop."""
+    _place(_matrices(loaded.weights), model)
     groups = backend.groups(source.spec)
     layout = backend.layout(source.spec, groups)
     page = layout.page_bytes
@@ -254,6 +256,16 @@ def _assemble(
         EngineLoop(Scheduler(cache, _limits(config, resolved)), LocalExecutor(worker)),
         cache.pin_tokens,
     )
+
+
+def _place(weights: list[PackedWeight], model: ResolvedModel) -> None:
+    """Put weights beside the threads that read them; a system that refuses has them where they are."""
+    if model.backend.value != "native":
+        return
+    try:
+        place_weights(weights, model.placement.value)
+    except OSError as error:
+        logger("engine").warning("weights stay on the memory nodes where they were first written: %s", error)
 
 
 def _grammars(config: EngineConfig, source: ModelSource) -> GrammarCompiler:

@@ -1,11 +1,12 @@
 """What Octavo believes of a machine, from files as Linux writes them, and what it makes of the environment."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from octavo.config.environment import read_environment
-from octavo.config.machine import read_machine
+from octavo.config.machine import Machine, Placement, place_threads, read_machine
 from octavo.errors import ConfigError
 
 GIB = 1 << 30
@@ -99,6 +100,40 @@ def test_a_cpuset_and_its_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert machine.cpus == (1, 2, 9, 33)
     assert machine.cores == (1, 2, 9)
     assert machine.nodes == ((1, 2, 33), (9,))
+    assert machine.node_numbers == (0, 1)
+    assert place_threads(3, machine) == Placement((1, 2, 9), (0, 0, 1), (0, 1))
+    assert place_threads(4, machine) == Placement((1, 2, 33, 9), (0, 0, 0, 1), (0, 1))  # two threads of a core
+
+
+NODES = ((0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13), (6, 7, 14, 15))  # a core's second thread is 8 above
+
+
+@pytest.mark.parametrize(
+    ("threads", "cpus", "shares"),
+    [
+        (2, (0, 6), (1, 1)),
+        (3, (0, 1, 6), (2, 1)),
+        (8, (0, 1, 2, 3, 4, 5, 6, 7), (6, 2)),
+        (16, (0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13, 6, 7, 14, 15), (12, 4)),
+    ],
+)
+def test_threads_are_shared_out_by_the_cores_of_nodes(
+    threads: int, cpus: tuple[int, ...], shares: tuple[int, ...]
+) -> None:
+    machine = Machine(tuple(range(16)), tuple(range(8)), None, GIB, GIB, NODES, (0, 3))
+    placement = place_threads(threads, machine)
+    assert placement.cpus == cpus
+    assert tuple(placement.nodes.count(node) for node in (0, 1)) == shares
+    assert placement.nodes == tuple(sorted(placement.nodes))
+    assert placement.numbers == (0, 3)
+
+
+def test_threads_are_left_to_the_system_where_nothing_is_gained() -> None:
+    machine = Machine(tuple(range(16)), tuple(range(8)), None, GIB, GIB, NODES, (0, 3))
+    assert place_threads(1, machine) == Placement()
+    assert place_threads(17, machine) == Placement()
+    assert place_threads(8, replace(machine, nodes=(tuple(range(16)),), node_numbers=(0,))) == Placement()
+    assert place_threads(8, replace(machine, nodes=(), node_numbers=())) == Placement()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from octavo.config.engine import EngineConfig
 from octavo.config.environment import Environment
-from octavo.config.machine import Machine
+from octavo.config.machine import Machine, Placement
 from octavo.config.resolve import ModelFacts, ResolvedConfig, ResolvedModel, resolve_cache, resolve_model
 from octavo.errors import ConfigError, UnsupportedError
 
@@ -66,9 +66,15 @@ def test_two_threads_of_a_core_are_told() -> None:
 
 def test_where_memory_lies_is_told() -> None:
     assert resolve().memory_nodes.value == 1
-    nodes = resolve(replace(MACHINE, nodes=((0,), (1,)))).memory_nodes
-    assert nodes.value == 2
-    assert "numactl" in nodes.reason
+    assert resolve().placement.value == Placement()
+    two = resolve(replace(MACHINE, nodes=((0,), (1,)), node_numbers=(0, 1)))
+    assert two.memory_nodes.value == 2
+    assert "numactl" in two.memory_nodes.reason
+    assert two.placement.value == Placement((0, 1), (0, 1), (0, 1))
+    assert str(two.placement.value) == "1 + 1 threads"
+    alone = resolve(replace(MACHINE, nodes=((0,), (1,)), node_numbers=(0, 1)), threads=1)
+    assert (alone.placement.value, str(alone.placement.value)) == (Placement(), "by the system")
+    assert "one thread" in alone.placement.reason
 
 
 def test_instruction_set() -> None:

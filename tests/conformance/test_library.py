@@ -1,5 +1,6 @@
 """Finding and typing the native library, its thread team, and the packer: wrong things are refused in clear words."""
 
+import os
 import shutil
 import time
 from dataclasses import replace
@@ -97,6 +98,18 @@ def test_impossible_teams_are_refused():
         ThreadTeam(library(BEST), 0)
     with pytest.raises(ConfigError, match="pinned"):
         ThreadTeam(library(BEST), 2, [0])
+
+
+def test_threads_run_on_their_cpus_and_the_caller_where_it_did():
+    usable = sorted(os.sched_getaffinity(0))
+    first, last = usable[0], usable[-1]
+    before = set(os.listdir("/proc/self/task"))
+    made = ThreadTeam(library(BEST), 4, [first, first, last, last])
+    added = set(os.listdir("/proc/self/task")) - before
+    allowed = sorted(tuple(os.sched_getaffinity(int(thread))) for thread in added)
+    made.close()
+    assert allowed == sorted([(first,), (last,), (last,)])
+    assert sorted(os.sched_getaffinity(0)) == usable
 
 
 def test_matrices_are_packed_in_every_format(packer):

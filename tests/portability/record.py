@@ -190,8 +190,9 @@ class Writer:
         pointers = {name: getattr(native, name) for name in sizes if getattr(native, name) and sizes[name]}
         for name, address in pointers.items():
             outs[name] = self.blob(ctypes.string_at(address, 4 * sizes[name]))
-        for name, pages in zip(("state_reads", "state_writes"), step._kept_states, strict=False):
-            outs[name] = self.blob(pages.tobytes())
+        for name, room in (("state_reads", step._reads), ("state_writes", step._writes)):
+            if getattr(native, name):
+                outs[name] = self.blob(room._array.tobytes())
         if native.sampling and rows:
             outs["sampling"] = self._rules(native.sampling, rows)
         missed = [name for name in _POINTERS if getattr(native, name) and name not in outs and sizes.get(name, rows)]
