@@ -196,6 +196,21 @@ def test_choices_name_the_kernels_and_why(packer):
     assert "asked for" in kernel_choices(library(BEST), weights, forced=True)[0].reason
 
 
+class _Widening:
+    """A library that multiplies bf16 by Arm's widening instructions."""
+
+    isa = "neon_i8mm"
+
+    def bf16_products(self):
+        return module.Bf16Products("pairs", 0.0, 0.0, same_bits=False)
+
+
+def test_products_of_bf16_on_arm_are_told_apart(packer):
+    bf16 = kernel_choices(_Widening(), [packer.matrix([stored("bf16", 16, 64, 1)])], forced=False)[2]
+    assert bf16.kernel == "BFMLALB and BFMLALT"
+    assert "float32's bits" in bf16.reason
+
+
 def test_every_build_can_be_asked_for_and_has_a_reason():
     asked = {*get_args(get_type_hints(ExecutionConfig)["isa"])}
     assert asked == {"auto", *ISA_ORDER}
