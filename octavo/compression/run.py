@@ -125,8 +125,9 @@ def _refuse_rounded(source: ModelSource, method: str) -> None:
         UnsupportedError, ConfigError: as said.
     """
     if source.config.get("quantization_config") or FORMATS[source.dtype].role != "float":
+        what = source.quantized.text if source.quantized else source.dtype
         raise ConfigError(
-            f"{source.path} is quantized already ({source.dtype}), and rounding it again would only lose; "
+            f"{source.path} is quantized already ({what}), and rounding it again would only lose; "
             "give the unquantized model"
         )
     if source.gguf_metadata and method != "gguf":

@@ -140,7 +140,7 @@ class AwqScheme:
             "quant_method": "awq",
             "bits": _AWQ_BITS,
             "group_size": self.group,
-            "zero_point": True,  # symmetric ones are written out, too: vLLM reads codes without any as unsigned
+            "zero_point": True,  # those of symmetric codes are in the file, too
             "version": "gemm",
             "modules_to_not_convert": list(skipped) or None,
         }

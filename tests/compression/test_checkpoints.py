@@ -175,6 +175,8 @@ def test_configurations(llama, tmp_path):
     assert order["checkpoint_format"] == "gptq_v2"
     assert found["gptq8-rows"]["checkpoint_format"] == "gptq"
     assert (found["gptq8-rows"]["bits"], found["gptq8-rows"]["group_size"]) == (8, -1)
+    with pytest.raises(ConfigError, match=r"quantized already \(GPTQ: 4 bits, groups of 32, with zero points\)"):
+        Rounding(open_model(tmp_path / "gptq-order"), QuantizeOptions("fp8"))
     for name, kind in (("int8", "int"), ("fp8", "float")):
         assert found[name]["format"] == f"{kind}-quantized"
         assert found[name]["ignore"] == ["lm_head"]

@@ -108,6 +108,17 @@ def test_weights_that_inputs_are_turned_for_are_refused():
     assert weights_of(group_scheme() | {"transform_config": {}}, plain)[1] == "f32"
 
 
+def test_groups_of_inputs_alone_change_nothing():
+    """llm-compressor's schemes of attention and caches: inputs are not rounded here."""
+    said = group_scheme(8, group=32, format="int-quantized")
+    said["config_groups"]["attention"] = {"targets": ["re:.*self_attn$"], "weights": None, "input_activations": {}}
+    codes, scales = np.arange(64, dtype=np.int8).reshape(1, 64).repeat(16, axis=0), np.ones((16, 2), np.float32)
+    values, _ = weights_of(said, {"weight": codes, "weight_scale": scales})
+    np.testing.assert_array_equal(values, codes)
+    del said["config_groups"]["group_0"]
+    assert weights_of(said, {"weight": scales})[1] == "f32"
+
+
 @pytest.mark.parametrize(
     ("module", "options"),
     [

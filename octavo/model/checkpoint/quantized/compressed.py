@@ -67,7 +67,8 @@ class Scheme:
 
 def describe(config: QuantizationConfig) -> str:
     """The quantization in words."""
-    return f"compressed-tensors: {'; '.join(dict.fromkeys(scheme.text for scheme in _schemes(config)))}"
+    texts = dict.fromkeys(scheme.text for scheme in _schemes(config))
+    return f"compressed-tensors: {'; '.join(texts) or 'of inputs alone, which are not rounded here'}"
 
 
 def read_modules(config: QuantizationConfig, tensors: Mapping[str, StoredTensor]) -> list[Module]:
@@ -109,17 +110,21 @@ def _schemes(config: QuantizationConfig) -> list[Scheme]:
     groups = config.fields.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise CheckpointError(f"{config.where} has no config_groups")
-    return [_scheme(config, key, group) for key, group in cast(dict[str, Any], groups).items()]
+    found = [_scheme(config, key, group) for key, group in cast(dict[str, Any], groups).items()]
+    return [scheme for scheme in found if scheme is not None]
 
 
-def _scheme(config: QuantizationConfig, key: str, group: Any) -> Scheme:
+def _scheme(config: QuantizationConfig, key: str, group: Any) -> Scheme | None:
+    """What an entry says of weights; None: it is of inputs alone (attention's, a cache's)."""
     where = f"{config.where}: config_groups.{key}"
     if not isinstance(group, dict):
         raise CheckpointError(f"{where} is no object")
     fields = cast(dict[str, Any], group)
     weights = fields.get("weights")
+    if weights is None:
+        return None
     if not isinstance(weights, dict):
-        raise UnsupportedError(f"{where} quantizes no weights, only activations; that is not supported")
+        raise CheckpointError(f"{where}.weights is no object")
     said = QuantizationConfig(config.method, cast(dict[str, Any], weights), f"{where}.weights")
     strategy = said.text("strategy", "group" if weights.get("group_size") else "tensor")  # pyright: ignore[reportUnknownMemberType]
     if strategy not in _STRATEGIES:
