@@ -5,6 +5,7 @@
 // taken in parts of kPart, counted from position 0; a part is summed on its own and parts are joined in order. So a
 // long context may be cut over threads at parts, a part may be summed together with that of other sequences, and the
 // tiles, the batch and the size of cache blocks leave no trace in the bits.
+#include "attention_coded.h"
 #include "attention_plan.h"
 #include "attention_prompt.h"
 #include "attention_work.h"
@@ -30,12 +31,20 @@ struct Saved {
 
 template <class Work>
 void run_unit(const Attention& attention, const AttentionPlan& plan, const Unit& unit, int64_t kv_head,
-              const Saved& saved, float* memory) {
+              const Saved& saved, const Unit* next, float* memory) {
   const int64_t first = unit.saved == 0 ? unit.first_part : larger(unit.first_part, saved.first);
   const int64_t end = unit.first_part + unit.parts;
   const int64_t stop = unit.saved == 0 ? end : smaller(end, saved.end);
   if (first >= stop) return;
   Work work(attention, plan.rows() + unit.first_row, unit.rows, kv_head, {memory});
+  const Unit* then = kv_head + 1 < unit.first_head + unit.heads ? &unit : next;
+  if (then == nullptr) {
+    work.expect(stop, {nullptr, 0, 0});
+  } else {
+    const bool same = then == &unit;
+    const int64_t head = same ? kv_head + 1 : then->first_head;
+    work.expect(stop, {plan.rows() + then->first_row, head, same ? first : then->first_part});
+  }
   for (int64_t part = first; part < stop; ++part) {
     work.run_part(part, unit.saved == 0);
     if (unit.saved == 0) continue;
@@ -76,7 +85,7 @@ void join_saved(const Attention& attention, const Row& row, int64_t number, int6
   for (int64_t head = 0; head < heads; ++head) {
     const SavedState total = {totals + head * attention.state_floats() + 16};
     write_head(attention, row.token, first_head + head, total.values, total.largest(), total.weight(),
-               attention.layer.layout.rotated);
+               attention.layer.layout.coded);
   }
 }
 
@@ -108,23 +117,43 @@ Saved reserve(Team& team, const Attention& attention, const AttentionPlan& plan)
   return saved;
 }
 
+// The works that a task may be done by: use(type) with the one that suits it.
+template <class Format, class Prompt, class F>
+void with_work(const Attention& attention, const Row* rows, int64_t count, F&& use) {
+  if constexpr (Format::kCoded) {
+    use(static_cast<CodedWork<Format>*>(nullptr));
+  } else if (Prompt::takes(attention, rows, count)) {
+    use(static_cast<Prompt*>(nullptr));
+  } else {
+    use(static_cast<UnitWork<Format>*>(nullptr));
+  }
+}
+
+template <class Format, class Prompt> size_t work_floats(const Attention& attention, int64_t rows) {
+  if constexpr (Format::kCoded) {
+    return static_cast<size_t>(CodedWork<Format>::floats_needed(attention, rows));
+  } else {
+    return static_cast<size_t>(
+        larger(UnitWork<Format>::floats_needed(attention, rows), Prompt::floats_needed(attention, rows)));
+  }
+}
+
 template <class Format, class Prompt = PromptWork<Format>>
 void run(Team& team, const Attention& attention, const Step& step) {
   const AttentionPlan plan(team, attention, step);
-  const auto work_floats = static_cast<size_t>(larger(UnitWork<Format>::floats_needed(attention, plan.most_rows()),
-                                                      Prompt::floats_needed(attention, plan.most_rows())));
+  const size_t floats = work_floats<Format, Prompt>(attention, plan.most_rows());
   Saved saved = reserve(team, attention, plan);
   for (bool first = true;; first = false) {
     team.parallel(plan.units(), [&](int64_t task, int thread) {
       const Unit& unit = plan.unit(task);
       if (unit.saved == 0 && !first) return;
-      float* memory = team.scratch(thread, work_floats);
+      const int64_t next = task + team.threads(); // likely to be this thread's
+      float* memory = team.scratch(thread, floats);
       for (int64_t head = unit.first_head; head < unit.first_head + unit.heads; ++head) {
-        if (Prompt::takes(attention, plan.rows() + unit.first_row, unit.rows)) {
-          run_unit<Prompt>(attention, plan, unit, head, saved, memory);
-        } else {
-          run_unit<UnitWork<Format>>(attention, plan, unit, head, saved, memory);
-        }
+        with_work<Format, Prompt>(attention, plan.rows() + unit.first_row, unit.rows, [&](auto* work) {
+          run_unit<std::remove_pointer_t<decltype(work)>>(attention, plan, unit, head, saved,
+                                                          next < plan.units() ? &plan.unit(next) : nullptr, memory);
+        });
       }
     });
     if (plan.saved_rows() == 0) return;

@@ -28,16 +28,13 @@ public:
     keys_ = memory.take(kPart * attention.padded);
     values_ = memory.take(kPart * attention.padded);
     scores_ = memory.take(kRows * kPart);
-    weights_ = memory.take(kRows * groups() * kKeys);
-    scales_ = reinterpret_cast<uint16_t*>(memory.take(kBlocks * groups() * kKeys));
-    lanes_ = memory.take(Format::kRotated ? 16 * attention.head_dim : 0);
+    weights_ = memory.take(Format::kScaled ? kRows * kKeys : 0);
+    scales_ = reinterpret_cast<uint16_t*>(memory.take(kBlocks * kKeys));
     fetch_queries();
   }
 
   static int64_t floats_needed(const Attention& attention, int64_t tokens) {
-    const int64_t groups = attention.layer.layout.groups(attention.head_dim);
-    return Base::floats_needed(attention, tokens) + kPart * (2 * attention.padded + kRows) +
-           (kRows + kBlocks) * groups * kKeys + 16 * attention.head_dim;
+    return Base::floats_needed(attention, tokens) + kPart * (2 * attention.padded + kRows) + (kRows + kBlocks) * kKeys;
   }
 
   // Sums over one part, for the rows that see it; they join the totals when wanted, and are written after the last
@@ -60,9 +57,9 @@ public:
 private:
   using Base::attention_, Base::layout_, Base::tokens_, Base::token_count_, Base::kv_head_, Base::rows_,
       Base::in_chunks_, Base::queries_, Base::part_;
-  using Base::convert_keys, Base::convert_values, Base::gather_keys, Base::gather_values, Base::groups, Base::in_place,
-      Base::join_rows, Base::load_queries, Base::rotate_queries, Base::scale_weights, Base::seen_in_order,
-      Base::weigh_rows, Base::wide_block, Base::write_outputs;
+  using Base::convert_keys, Base::convert_values, Base::gather_keys, Base::gather_values, Base::in_place,
+      Base::join_rows, Base::load_queries, Base::scale_weights, Base::seen_in_order, Base::weigh_rows, Base::wide_block,
+      Base::write_outputs;
   using typename Base::Range;
   using Block = KeyBlock<Source>;
 
@@ -90,7 +87,6 @@ private:
       }
     }
     if (before == loaded_) return;
-    if constexpr (Format::kRotated) rotate_queries(before * attention_.group, loaded_ * attention_.group, lanes_);
     fetch_queries();
   }
 
@@ -125,8 +121,8 @@ private:
   Block converted_block(int64_t begin, int64_t number, Range range) {
     float* keys = keys_ + number * kKeys * attention_.head_dim;
     float* values = values_ + number * kKeys * attention_.padded;
-    uint16_t* key_scales = scales_ + 2 * number * groups() * kKeys;
-    uint16_t* value_scales = key_scales + groups() * kKeys;
+    uint16_t* key_scales = scales_ + 2 * number * kKeys;
+    uint16_t* value_scales = key_scales + kKeys;
     if (!in_chunks_) {
       gather_keys(0, begin, range, keys, key_scales);
       gather_values(0, begin, range, values, value_scales);
@@ -162,7 +158,7 @@ private:
       if constexpr (Format::kScaled) {
         scale_weights(set, block, last - first, weights_);
         set.weights = weights_;
-        set.weight_stride = groups() * kKeys;
+        set.weight_stride = kKeys;
       }
       Base::template add<true>(set, block, first, last, at);
     });
@@ -170,9 +166,8 @@ private:
 
   float *keys_, *values_; // of the part at hand: [blocks][head_dim][kKeys], [keys][padded]
   float* scores_;         // [kRows][kPart]
-  float* weights_;        // of a block times scales, [kRows][groups][kKeys]
-  uint16_t* scales_;      // gathered, [blocks][2][groups][kKeys]
-  float* lanes_;          // [head_dim][16]
+  float* weights_;        // of a block times scales, [kRows][kKeys]
+  uint16_t* scales_;      // gathered, [blocks][2][kKeys]
   int64_t loaded_ = 0;    // tokens whose queries are there
   Block blocks_[kBlocks];
 };

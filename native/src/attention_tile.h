@@ -22,10 +22,8 @@ template <class Format> struct KeyBlock {
   const Type* values[kChunks]; // element (key, d) at key * value_stride + Format::at(d)
   int64_t key_stride;
   int64_t value_stride;
-  // Of types with scales: group g of a chunk's keys at g * scale_stride, 16 of them.
-  const uint16_t* key_scales[kChunks];
+  const uint16_t* key_scales[kChunks]; // of types with scales: those of a chunk
   const uint16_t* value_scales[kChunks];
-  int64_t scale_stride;
   // What is needed after this block, and fetched meanwhile: the data of chunk c in steps of a dimension (scores), or
   // the values of another block (values).
   const Type* ahead[kChunks];
@@ -33,18 +31,15 @@ template <class Format> struct KeyBlock {
 };
 
 // Tiles, rows times vectors of keys or dimensions. One that only multiplies has registers for more than one that
-// converts as well; sums of a group and of all groups take twice as many.
+// converts as well.
 #if defined(OCTAVO_ISA_AVX512)
-constexpr int kWideRows = 6, kWideVectors = 4, kGroupedRows = 6;
+constexpr int kWideRows = 6, kWideVectors = 4;
 #elif defined(OCTAVO_ISA_AVX2)
-constexpr int kWideRows = 6, kWideVectors = 1, kGroupedRows = 3;
+constexpr int kWideRows = 6, kWideVectors = 1;
 #else
-constexpr int kWideRows = kTileRows, kWideVectors = kTileVectors, kGroupedRows = kTileRows;
+constexpr int kWideRows = kTileRows, kWideVectors = kTileVectors;
 #endif
-template <class Format>
-constexpr int kRowsAtOnce = Format::kCold      ? kTileRows
-                            : Format::kGrouped ? kGroupedRows
-                                               : kWideRows;
+template <class Format> constexpr int kRowsAtOnce = Format::kCold ? kTileRows : kWideRows;
 template <class Format> constexpr int kVectorsAtOnce = Format::kCold ? kTileVectors : kWideVectors;
 
 // Query rows and what is kept of each.
@@ -58,10 +53,11 @@ struct RowSet {
   int64_t sums_stride;
 };
 
-// totals += dimensions begin .. end - 1 of the queries times those of the keys.
+// totals += queries times keys.
 template <class Format, int Rows, int Vectors>
-inline void add_products(const RowSet& set, const KeyBlock<Format>& block, int64_t row, int chunk, int64_t begin,
-                         int64_t end, Vec16 (&totals)[Rows][Vectors]) {
+inline void add_products(const RowSet& set, const KeyBlock<Format>& block, int64_t row, int chunk,
+                         Vec16 (&totals)[Rows][Vectors]) {
+  const int64_t end = set.head_dim;
   const float* query = set.queries + row * set.head_dim;
   const typename Format::Type* keys[Vectors];
 #pragma GCC unroll 4
@@ -107,7 +103,7 @@ inline void add_products(const RowSet& set, const KeyBlock<Format>& block, int64
   };
   constexpr int kStep = Format::kPairs || Format::kInPairs ? 2 : 1;
   constexpr int kAtOnce = Format::kFetchEvery > kStep ? Format::kFetchEvery : kStep;
-  int64_t d = begin;
+  int64_t d = 0;
   for (; d + kAtOnce <= end; d += kAtOnce) {
     fetch(d);
 #pragma GCC unroll 4
@@ -124,28 +120,18 @@ template <int Rows, int Vectors> inline void clear_tile(Vec16 (&tile)[Rows][Vect
   }
 }
 
-// A score is the sum over groups of scale times sum over the group's dimensions.
+// A score is the sum over dimensions, times the key's scale.
 template <class Format, int Rows, int Vectors>
 void score_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, int chunk) {
   Vec16 totals[Rows][Vectors];
   clear_tile(totals);
-  if constexpr (!Format::kScaled) {
-    add_products(set, block, row, chunk, 0, set.head_dim, totals);
-  } else {
-    constexpr int64_t kAll = Format::kGrouped ? kScaleGroup : INT64_MAX / 2;
-    int64_t group = 0;
-    for (int64_t begin = 0; begin < set.head_dim; begin += kAll, ++group) {
-      Vec16 sums[Rows][Vectors];
-      clear_tile(sums);
-      const int64_t end = begin + kAll < set.head_dim ? begin + kAll : set.head_dim;
-      add_products(set, block, row, chunk, begin, end, sums);
+  add_products(set, block, row, chunk, totals);
+  if constexpr (Format::kScaled) {
 #pragma GCC unroll 4
-      for (int c = 0; c < Vectors; ++c) {
-        const Vec16 kept = load_bf16(block.key_scales[chunk + c] + group * block.scale_stride);
-        const Vec16 scale = kept * set1(Format::kUnit);
+    for (int c = 0; c < Vectors; ++c) {
+      const Vec16 scale = load_bf16(block.key_scales[chunk + c]) * set1(Format::kUnit);
 #pragma GCC unroll 8
-        for (int r = 0; r < Rows; ++r) totals[r][c] = fma(sums[r][c], scale, totals[r][c]);
-      }
+      for (int r = 0; r < Rows; ++r) totals[r][c] = totals[r][c] * scale;
     }
   }
 #pragma GCC unroll 8
@@ -173,7 +159,7 @@ template <class Format, int Rows, int Vectors>
 void value_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, int64_t at, int first, int last) {
   Vec16 totals[Rows][Vectors];
   float* sums = set.sums + row * set.sums_stride + at;
-  const float* weights = set.weights + row * set.weight_stride + (Format::kGrouped ? at / kScaleGroup * kKeys : 0);
+  const float* weights = set.weights + row * set.weight_stride;
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
@@ -192,12 +178,9 @@ void value_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
     }
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
-      const float* own = weights + r * set.weight_stride + key;
+      const Vec16 weight = set1(weights[r * set.weight_stride + key]);
 #pragma GCC unroll 4
-      for (int c = 0; c < Vectors; ++c) {
-        const Vec16 weight = set1(own[Format::kGrouped ? 16 * c / kScaleGroup * kKeys : 0]);
-        totals[r][c] = fma(weight, value[c], totals[r][c]);
-      }
+      for (int c = 0; c < Vectors; ++c) totals[r][c] = fma(weight, value[c], totals[r][c]);
     }
   };
   for (int key = first; key < last;) {
@@ -230,7 +213,7 @@ void value_tile(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
 template <class Format>
 void value_rest(const RowSet& set, const KeyBlock<Format>& block, int64_t row, int64_t at, int first, int last) {
   float* sums = set.sums + row * set.sums_stride + at;
-  const float* weights = set.weights + row * set.weight_stride + (Format::kGrouped ? at / kScaleGroup * kKeys : 0);
+  const float* weights = set.weights + row * set.weight_stride;
   const int64_t count = set.head_dim - at;
   Vec16 total = load(sums);
   in_order<Format::kInPairs>(first, last, [&](int key) {
@@ -245,8 +228,7 @@ void value_rest(const RowSet& set, const KeyBlock<Format>& block, int64_t row, i
 // Chunks first .. last - 1 of the block.
 template <class Format, int Rows>
 void score_rows(const RowSet& set, const KeyBlock<Format>& block, int64_t row, int first, int last) {
-  constexpr int kAtOnce = kVectorsAtOnce<Format>;
-  constexpr int kVectors = Format::kGrouped && kAtOnce > 1 ? kAtOnce / 2 : kAtOnce;
+  constexpr int kVectors = kVectorsAtOnce<Format>;
   int chunk = first;
   for (; chunk + kVectors <= last; chunk += kVectors) score_tile<Format, Rows, kVectors>(set, block, row, chunk);
   if constexpr (kVectors > 2) {

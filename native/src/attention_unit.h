@@ -47,6 +47,18 @@ public:
            2 * Pieces::aligned(States::floats_needed(rows, attention.padded)) + 4 * States::rounded(rows);
   }
 
+  // Where a task begins: its first token, head and part.
+  struct Start {
+    const Row* token;
+    int64_t head, part;
+  };
+
+  // That parts end there, and what this thread is likely to do then; no token: nothing.
+  void expect(int64_t end, Start next) {
+    parts_end_ = end;
+    next_ = next;
+  }
+
   // Whether a token sees a key of this part; and whether it is the first that it sees.
   bool sees(int64_t token, int64_t part) const {
     const Row& row = tokens_[token];
@@ -100,7 +112,7 @@ public:
       const int64_t head = kv_head_ * attention_.group + row % attention_.group;
       float* values = total_.values + row * attention_.padded;
       write_head(attention_, tokens_[row / attention_.group].token, head, values, total_.largest[row],
-                 total_.weight[row], Format::kRotated);
+                 total_.weight[row], Format::kCoded);
     }
   }
 
@@ -125,27 +137,6 @@ protected:
       store_up_to(to + at, Format::kInPairs ? rounded_to_bf16(query) : query, count - at);
     }
   }
-
-  // H q . H k = size q . k, and size is a power of two. Rows are turned as lanes, in `lanes`, [head_dim][16].
-  void rotate_queries(int64_t first, int64_t last, float* lanes) {
-    for (int64_t row = first; row < last; row += 16) rotate_few(row, smaller(16, last - row), lanes);
-  }
-
-  void rotate_few(int64_t first, int64_t count, float* lanes) {
-    const int64_t width = attention_.head_dim;
-    const float part = 1.0f / static_cast<float>(rotation_size(width));
-    float* queries = queries_ + first * width;
-    for (int64_t d = 0; d < width; ++d) {
-      for (int64_t row = 0; row < count; ++row) lanes[16 * d + row] = queries[row * width + d] * part;
-      for (int64_t row = count; row < 16; ++row) lanes[16 * d + row] = 0.0f;
-    }
-    rotate_lanes(lanes, width);
-    for (int64_t d = 0; d < width; ++d) {
-      for (int64_t row = 0; row < count; ++row) queries[row * width + d] = lanes[16 * d + row];
-    }
-  }
-
-  int64_t groups() const { return Format::kScaled ? layout_.groups(attention_.head_dim) : 0; }
 
   // Those of `count` keys from `begin` on that a row sees.
   Range range_of(int64_t row, int64_t begin, int64_t count) const {
@@ -198,7 +189,6 @@ protected:
     KeyBlock<Format> block{};
     block.key_stride = layout_.block_size * layout_.bits / (8 * static_cast<int64_t>(sizeof(Type)));
     block.value_stride = layout_.value_row() / static_cast<int64_t>(sizeof(Type));
-    block.scale_stride = layout_.block_size;
     for (int64_t chunk = 0; chunk < kChunks; ++chunk) {
       const int64_t position = begin + 16 * smaller(larger(chunk, range.first / 16), (range.last - 1) / 16);
       const int64_t offset = position % layout_.block_size;
@@ -223,7 +213,6 @@ protected:
                   const uint16_t* value_scales) const {
     Wide block{};
     if constexpr (Format::kScaled) {
-      block.scale_stride = place == nullptr ? kKeys : place->scale_stride;
       for (int chunk = 0; chunk < kChunks; ++chunk) {
         block.key_scales[chunk] = place == nullptr ? key_scales + 16 * chunk : place->key_scales[chunk];
         block.value_scales[chunk] = place == nullptr ? value_scales + 16 * chunk : place->value_scales[chunk];
@@ -291,7 +280,7 @@ protected:
         const int64_t within = Format::kPairs ? d % 2 : 0;
         column[d * kKeys] = Format::load_rest(from + (d - within) * stride, within);
       }
-      gather_scales(data + layout_.key_scales_at(kv_head_), offset, scales + key);
+      gather_scale(data + layout_.key_scales_at(kv_head_), offset, scales + key);
     }
   }
 
@@ -301,14 +290,12 @@ protected:
       const int64_t offset = (begin + key) % layout_.block_size;
       const uint8_t* value = data + layout_.values_at(kv_head_) + offset * layout_.value_row();
       convert_value(reinterpret_cast<const Type*>(value), values + key * attention_.padded);
-      gather_scales(data + layout_.value_scales_at(kv_head_), offset, scales + key);
+      gather_scale(data + layout_.value_scales_at(kv_head_), offset, scales + key);
     }
   }
 
-  // [groups][kKeys]
-  void gather_scales(const uint8_t* data, int64_t offset, uint16_t* scales) const {
-    const uint16_t* from = reinterpret_cast<const uint16_t*>(data) + offset;
-    for (int64_t group = 0; group < groups(); ++group) scales[group * kKeys] = from[group * layout_.block_size];
+  void gather_scale(const uint8_t* data, int64_t offset, uint16_t* scale) const {
+    if constexpr (Format::kScaled) *scale = reinterpret_cast<const uint16_t*>(data)[offset];
   }
 
   // Scores of rows first .. last - 1 over the part at `begin` become weights.
@@ -337,18 +324,15 @@ protected:
     }
   }
 
-  // Weights times the scales of the values, group by group, of `count` rows. Those of keys that nobody sees are
-  // anything.
+  // Weights times the scales of the values, of `count` rows, [count][kKeys]. Those of keys that nobody sees are anything.
   template <class Source>
   void scale_weights(const RowSet& set, const KeyBlock<Source>& block, int64_t count, float* weights) const {
     if constexpr (Format::kScaled) {
-      for (int64_t group = 0; group < groups(); ++group) {
-        for (int chunk = 0; chunk < kChunks; ++chunk) {
-          const Vec16 scale = load_bf16(block.value_scales[chunk] + group * block.scale_stride) * set1(Format::kUnit);
-          for (int64_t row = 0; row < count; ++row) {
-            const Vec16 weight = load(set.scores + row * kPart + 16 * chunk);
-            store(weights + (row * groups() + group) * kKeys + 16 * chunk, weight * scale);
-          }
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        const Vec16 scale = load_bf16(block.value_scales[chunk]) * set1(Format::kUnit);
+        for (int64_t row = 0; row < count; ++row) {
+          const Vec16 weight = load(set.scores + row * kPart + 16 * chunk);
+          store(weights + row * kKeys + 16 * chunk, weight * scale);
         }
       }
     }
@@ -417,6 +401,8 @@ protected:
   int64_t kv_head_;
   int64_t rows_;
   bool in_chunks_;
+  int64_t parts_end_ = 0;
+  Start next_ = {nullptr, 0, 0};
   float* queries_;
   States part_, total_;
   float* factors_;

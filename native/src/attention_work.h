@@ -19,19 +19,15 @@ public:
       : Base(attention, tokens, count, kv_head, memory) {
     scores_ = memory.take(rows_ * kPart);
     converted_ = memory.take(kKeys * attention.padded);
-    weights_ = memory.take(rows_ * groups() * kKeys);
-    scales_ = reinterpret_cast<uint16_t*>(memory.take(layout_.groups(attention.head_dim) * kKeys / 2));
+    weights_ = memory.take(Format::kScaled ? rows_ * kKeys : 0);
+    scales_ = reinterpret_cast<uint16_t*>(memory.take(kKeys / 2));
     fetch_first_keys();
     for (int64_t token = 0; token < count; ++token) load_queries(token);
-    if constexpr (Format::kRotated) rotate_queries(0, rows_, converted_);
   }
 
   static int64_t floats_needed(const Attention& attention, int64_t tokens) {
     const int64_t rows = tokens * attention.group;
-    const int64_t groups = attention.layer.layout.groups(attention.head_dim);
-    const int64_t scales = groups * kKeys / 2; // of 16 bits
-    return Base::floats_needed(attention, tokens) + rows * kPart + kKeys * attention.padded + rows * groups * kKeys +
-           scales;
+    return Base::floats_needed(attention, tokens) + rows * (kPart + kKeys) + kKeys * attention.padded + kKeys / 2;
   }
 
   // Sums over one part, for the rows that see it; they join the totals when wanted, and are written after the last
@@ -50,10 +46,10 @@ public:
 
 private:
   using Base::attention_, Base::layout_, Base::tokens_, Base::token_count_, Base::kv_head_, Base::rows_,
-      Base::in_chunks_, Base::queries_, Base::part_, Base::first_keys_;
-  using Base::block_of, Base::convert_keys, Base::convert_values, Base::gather_keys, Base::gather_values, Base::groups,
-      Base::in_place, Base::join_rows, Base::load_queries, Base::rotate_queries, Base::seen, Base::weigh_rows,
-      Base::wide_block, Base::write_outputs;
+      Base::in_chunks_, Base::queries_, Base::part_, Base::first_keys_, Base::parts_end_, Base::next_;
+  using Base::block_of, Base::convert_keys, Base::convert_values, Base::gather_keys, Base::gather_values,
+      Base::in_place, Base::join_rows, Base::load_queries, Base::seen, Base::weigh_rows, Base::wide_block,
+      Base::write_outputs;
   using typename Base::Range;
   using typename Base::Run;
   using typename Base::Wide;
@@ -82,7 +78,7 @@ private:
     RowSet set = {attention_.head_dim, queries_, scores, scores, kPart, part_.values, attention_.padded};
     if constexpr (Format::kScaled) {
       set.weights = weights_;
-      set.weight_stride = groups() * kKeys;
+      set.weight_stride = kKeys;
     }
     return set;
   }
@@ -140,23 +136,26 @@ private:
     here.ahead_step = more ? here.key_stride : 16;
   }
 
-  // After a part's last values come the next part's keys, then those of the next head, which may well be this thread's
-  // next task. Keys are fetched as a stretch, 16 head_dim elements a chunk.
+  // After a part's last values come the next part's keys, then what this thread does next. Keys are fetched as a
+  // stretch, 16 head_dim elements a chunk.
   void look_ahead_of_values(KeyBlock<Format>& here, Run run, int64_t begin, int64_t number) const {
     const Range after = seen(run, begin + kKeys, kKeys);
-    const bool more = after.first < after.last;
+    const bool more = after.first < after.last && begin + kKeys < parts_end_ * kPart;
     if (number < last_ && more) {
       const KeyBlock<Format> next = in_place(run.first, begin + kKeys, after);
       for (int c = 0; c < kChunks; ++c) here.ahead[c] = next.values[c];
       return;
     }
-    const int64_t head = more ? kv_head_ : smaller(kv_head_ + 1, attention_.kv_heads - 1);
-    const int64_t next = more ? begin + kKeys : attention_.first_key(tokens_[run.first].position) / kKeys * kKeys;
-    const Range range = more ? after : seen(run, next, kKeys);
+    const Row& row = more || next_.token == nullptr ? tokens_[run.first] : *next_.token;
+    const int64_t head = more || next_.token == nullptr ? kv_head_ : next_.head;
+    const int64_t first_key = attention_.first_key(row.position);
+    const int64_t next = more ? begin + kKeys : larger(next_.part * kPart, first_key / kKeys * kKeys);
+    const int64_t first = larger(first_key, next), last = smaller(row.last_key, next + kKeys - 1);
     for (int64_t chunk = 0; chunk < kChunks; ++chunk) {
-      const int64_t position = next + 16 * smaller(larger(chunk, range.first / 16), (range.last - 1) / 16);
-      const Type* keys = reinterpret_cast<const Type*>(block_of(run.first, position) + layout_.keys_at(head));
-      here.ahead[chunk] = keys + position % layout_.block_size * here.value_stride;
+      const int64_t position = smaller(larger(next + 16 * chunk, first / 16 * 16), last / 16 * 16);
+      const int64_t offset = position % layout_.block_size;
+      const uint8_t* data = attention_.layer.block(attention_.layer.table(row.slot)[position / layout_.block_size]);
+      here.ahead[chunk] = reinterpret_cast<const Type*>(data + layout_.keys_at(head)) + offset * here.value_stride;
     }
   }
 
@@ -204,15 +203,15 @@ private:
 
   template <class Source> void scale_weights(const RowSet& set, const KeyBlock<Source>& block, Run run) {
     const int64_t row = run.first * attention_.group, count = (run.last - run.first) * attention_.group;
-    Base::scale_weights(of_run(set, run), block, count, weights_ + row * groups() * kKeys);
+    Base::scale_weights(of_run(set, run), block, count, weights_ + row * kKeys);
   }
 
   int64_t first_ = 0; // blocks of the part at hand
   int64_t last_ = 0;
   float* scores_;
   float* converted_;
-  float* weights_;   // of the block at hand times scales, [rows][groups][kKeys]
-  uint16_t* scales_; // gathered, [groups][kKeys]
+  float* weights_;   // of the block at hand times scales, [rows][kKeys]
+  uint16_t* scales_; // gathered, [kKeys]
 };
 
 } // namespace octavo

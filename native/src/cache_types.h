@@ -3,6 +3,7 @@
 //
 // A read element times its scale is the number that was kept. Scales stay outside of the sums over elements, so reading
 // is a conversion alone, and prompts, which convert a block once for many rows, get the same bits as single tokens.
+// Codes of int8 and int4 are not even converted.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -16,17 +17,17 @@ namespace octavo {
 // Members of a type: load16 and load32 read elements; load32 may give the 32 in another order, stored sums then have it
 // too. at(row, d) is where element d of a value row starts, load_rest an element past the last full vector of a row.
 struct Plain {
-  static constexpr bool kPairs = false;    // of dimensions, in keys
-  static constexpr bool kScaled = false;   // has scales
-  static constexpr bool kGrouped = false;  // has a scale for kScaleGroup elements, not for all of a head
-  static constexpr bool kRotated = false;  // keys and values are rotated
-  static constexpr bool kCold = true;      // is to be fetched from memory
+  static constexpr bool kPairs = false;   // of dimensions, in keys
+  static constexpr bool kCoded = false;   // codes are multiplied as integers
+  static constexpr bool kScaled = false;  // has scales
+  static constexpr bool kGrouped = false; // has a scale for kScaleGroup elements, not for all of a head
+  static constexpr bool kCold = true;     // is to be fetched from memory
   // Queries and weights are rounded to bf16, and of two products with neighbours the second is added first: as
   // VDPBF16PS does, so that it may multiply (bf16_choice.h).
   static constexpr bool kInPairs = false;
-  static constexpr int kFetchEvery = 1;    // dimensions of keys that one fetch covers
-  static constexpr int kFetchVectors = 2;  // vectors of a value that one fetch covers
-  static constexpr float kUnit = 1.0f;     // scales are kept divided by it
+  static constexpr int kFetchEvery = 1;   // dimensions of keys that one fetch covers
+  static constexpr int kFetchVectors = 2; // vectors of a value that one fetch covers
+  static constexpr float kUnit = 1.0f;    // scales are kept divided by it
 };
 
 struct CacheF32 : Plain {
@@ -88,8 +89,8 @@ struct Extremes {
   }
 };
 
-// codes[i] = make(x[i] / scale within -bound .. bound). A scale of 0 gives 0 / 1. Returns the scale, as it is kept; it is
-// NaN when the numbers cannot be kept, and the codes are those of zeros then.
+// codes[i] = make(x[i] / scale within -bound .. bound). A scale of 0 gives 0 / 1. Returns the scale, as it is kept; it
+// is NaN when the numbers cannot be kept, and the codes are those of zeros then.
 template <class F>
 uint16_t divide(const float* x, int64_t count, float exact_scale, float bound, uint8_t* codes, F&& make) {
   const uint16_t kept = to_bf16(exact_scale);
@@ -104,8 +105,6 @@ uint16_t divide(const float* x, int64_t count, float exact_scale, float bound, u
   }
   return finite ? kept : static_cast<uint16_t>(0x7fc0u);
 }
-
-inline uint8_t to_int8(float x) { return static_cast<uint8_t>(static_cast<int8_t>(nearbyintf(x))); }
 
 // Codes of bytes: OCP 8-bit floating point specification 1.0, table 1; round to nearest even.
 inline uint8_t to_e4m3(float x) { // |x| <= 448
@@ -142,22 +141,6 @@ struct Bytes : Plain {
   static const uint8_t* at(const uint8_t* row, int64_t d) { return row + d; }
 };
 
-struct CacheInt8 : Bytes {
-  static constexpr bool kScaled = true;
-  static constexpr bool kRotated = true;
-  static void load32(const uint8_t* p, Vec16& first, Vec16& second) {
-    first = load_i8(p);
-    second = load_i8(p + 16);
-  }
-  static Vec16 load16(const uint8_t* p) { return load_i8(p); }
-  static float load_rest(const uint8_t* p, int64_t i) { return static_cast<float>(static_cast<int8_t>(p[i])); }
-  static uint16_t encode(const float* x, int64_t count, uint8_t* codes) {
-    const Extremes found(x, count);
-    const float most = found.high > -found.low ? found.high : -found.low;
-    return divide(x, count, most / 127.0f, 127.0f, codes, to_int8);
-  }
-};
-
 // Read as float16 with the exponent that is there, which is 2^8 too small.
 struct CacheE4m3 : Bytes {
   static constexpr bool kScaled = true;
@@ -191,26 +174,33 @@ struct CacheE5m2 : Bytes {
   }
 };
 
-// Codes 0 .. 15 for -8 .. 7; the number farthest from 0 is -8 scales, whatever its sign.
-struct CacheInt4 : Plain {
-  static constexpr bool kPairs = true;
+// Types whose codes are multiplied as integers (attention_coded.h). kRaised: what a code is above the number that
+// it is for.
+struct CacheInt8 : Bytes {
+  static constexpr bool kCoded = true;
   static constexpr bool kScaled = true;
-  static constexpr bool kGrouped = true;
-  static constexpr bool kRotated = true;
-  static constexpr int kFetchEvery = 8;
-  static constexpr int kFetchVectors = 8;
-  using Type = uint8_t;
-  static void load32(const uint8_t* p, Vec16& low, Vec16& high) { load_nibbles(p, low, high); }
-  static Vec16 load16(const uint8_t* p) { return load_few_nibbles(p); }
-  static const uint8_t* at(const uint8_t* row, int64_t d) { return row + d / 2; }
-  static float load_rest(const uint8_t* p, int64_t i) {
-    return static_cast<float>(static_cast<int>(p[i / 2] >> (i % 2 * 4) & 15) - 8);
+  static constexpr int kRaised = 128;
+  static constexpr int64_t kPerByte = 1;
+  static uint16_t encode(const float* x, int64_t count, uint8_t* codes) {
+    const Extremes found(x, count);
+    const float most = found.high > -found.low ? found.high : -found.low;
+    return divide(x, count, most / 127.0f, 127.0f, codes,
+                  [](float y) { return static_cast<uint8_t>(static_cast<int>(nearbyintf(y)) + kRaised); });
   }
+};
+
+// The number farthest from 0 is -8 scales, whatever its sign.
+struct CacheInt4 : Bytes {
+  static constexpr bool kCoded = true;
+  static constexpr bool kScaled = true;
+  static constexpr bool kGrouped = true; // a scale for kScaleGroup elements, not for all of a head
+  static constexpr int kRaised = 8;
+  static constexpr int64_t kPerByte = 2;
   static uint16_t encode(const float* x, int64_t count, uint8_t* codes) {
     const Extremes found(x, count);
     const float farthest = found.high >= -found.low ? found.high : found.low;
     return divide(x, count, farthest / -8.0f, 8.0f, codes, [](float y) {
-      const int code = static_cast<int>(nearbyintf(y)) + 8;
+      const int code = static_cast<int>(nearbyintf(y)) + kRaised;
       return static_cast<uint8_t>(code > 15 ? 15 : code);
     });
   }
@@ -219,7 +209,6 @@ struct CacheInt4 : Plain {
 // What was converted to float32 a moment ago: nothing is to be fetched. Scales are still those of the type.
 template <class Format> struct Converted : CacheF32 {
   static constexpr bool kScaled = Format::kScaled;
-  static constexpr bool kGrouped = Format::kGrouped;
   static constexpr bool kCold = false;
   static constexpr bool kInPairs = Format::kInPairs;
   static constexpr float kUnit = Format::kUnit;
@@ -243,44 +232,35 @@ inline void rotate_by_hadamard(float* x, int64_t width) {
 }
 
 // The same for numbers that are not kept: butterflies in another order, so the last bits may differ. Each stage takes
-// halves and interleaves sums and differences (Pease 1968, doi:10.1145/321450.321457).
-inline void rotate_quickly(float* x, int64_t width) {
-  constexpr int64_t kMost = 512;
-  const int64_t size = rotation_size(width);
-  if (size < 32 || size > kMost) return rotate_by_hadamard(x, width);
-  float other[kMost];
-  for (int64_t run = 0; run < width; run += size) {
-    float* from = x + run;
-    float* to = other;
-    for (int64_t stage = 1; stage < size; stage *= 2) {
-      for (int64_t i = 0; i < size / 2; i += 16) {
-        const Vec16 left = load(from + i);
-        const Vec16 right = load(from + i + size / 2);
-        Vec16 low;
-        Vec16 high;
-        zip(left + right, left - right, low, high);
-        store(to + 2 * i, low);
-        store(to + 2 * i + 16, high);
-      }
-      float* done = to;
-      to = from;
-      from = done;
+// halves and interleaves sums and differences (Pease 1968, doi:10.1145/321450.321457). `Vectors`: of 16 elements.
+template <int Vectors> inline void rotate_run(float* x) {
+  Vec16 from[Vectors];
+#pragma GCC unroll 16
+  for (int i = 0; i < Vectors; ++i) from[i] = load(x + 16 * i);
+#pragma GCC unroll 8
+  for (int stage = 1; stage < 16 * Vectors; stage *= 2) {
+    Vec16 to[Vectors];
+#pragma GCC unroll 8
+    for (int i = 0; i < Vectors / 2; ++i) {
+      const Vec16 left = from[i], right = from[i + Vectors / 2];
+      zip(left + right, left - right, to[2 * i], to[2 * i + 1]);
     }
-    if (from == other) memcpy(x + run, other, static_cast<size_t>(size) * sizeof(float));
+#pragma GCC unroll 16
+    for (int i = 0; i < Vectors; ++i) from[i] = to[i];
   }
+#pragma GCC unroll 16
+  for (int i = 0; i < Vectors; ++i) store(x + 16 * i, from[i]);
 }
 
-// As rotate_by_hadamard, for 16 rows at once, as lanes: x is [width][16].
-inline void rotate_lanes(float* x, int64_t width) {
+inline void rotate_quickly(float* x, int64_t width) {
   const int64_t size = rotation_size(width);
-  for (int64_t half = 1; half < size; half *= 2) {
-    for (int64_t run = 0; run < width; run += 2 * half) {
-      for (int64_t i = run; i < run + half; ++i) {
-        const Vec16 left = load(x + 16 * i);
-        const Vec16 right = load(x + 16 * (i + half));
-        store(x + 16 * i, left + right);
-        store(x + 16 * (i + half), left - right);
-      }
+  for (int64_t run = 0; run < width; run += size) {
+    switch (size) {
+    case 32: rotate_run<2>(x + run); break;
+    case 64: rotate_run<4>(x + run); break;
+    case 128: rotate_run<8>(x + run); break;
+    case 256: rotate_run<16>(x + run); break;
+    default: return rotate_by_hadamard(x, width);
     }
   }
 }

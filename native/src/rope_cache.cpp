@@ -32,30 +32,28 @@ void prepare_head(const float* in, float* out, const float* gain, const Shape& s
   }
 }
 
-// Two elements a byte, as cache_layout.h tells.
-void store_nibbles(const uint8_t* codes, uint8_t* out, int64_t width) {
-  int64_t at = 0;
-  const auto run = [&](int64_t half) {
-    for (int64_t i = 0; i < half; ++i) *out++ = static_cast<uint8_t>(codes[at + i] | codes[at + half + i] << 4);
-    at += 2 * half;
-  };
-  while (at + 32 <= width) run(16);
-  if (at + 16 <= width) run(8);
-  while (at + 2 <= width) run(1);
-  if (at < width) *out = static_cast<uint8_t>(codes[at] | 8 << 4);
-}
-
 // Where the parts of a head at one offset of a block are.
 struct Place {
-  uint8_t *keys, *values;
+  uint8_t *keys, *values; // coded values: of the four tokens of which this is one
   uint16_t *key_scales, *value_scales;
   int64_t block_size, offset;
 
   Place(const CacheLayout& layout, uint8_t* layer, int64_t head, int64_t offset)
-      : keys(layer + layout.keys_at(head)), values(layer + layout.values_at(head) + offset * layout.value_row()),
+      : keys(layer + layout.keys_at(head)),
+        values(layer + layout.values_at(head) +
+               (layout.coded ? offset / 4 * layout.value_quad() : offset * layout.value_row())),
         key_scales(reinterpret_cast<uint16_t*>(layer + layout.key_scales_at(head)) + offset),
         value_scales(reinterpret_cast<uint16_t*>(layer + layout.value_scales_at(head)) + offset),
         block_size(layout.block_size), offset(offset) {}
+
+  // The byte that a code of dimension d is in.
+  template <class Format> uint8_t* key_at(int64_t d) const {
+    return keys + (d / (4 * Format::kPerByte) * block_size + offset) * 4 + d % 4;
+  }
+  template <class Format> uint8_t* value_at(int64_t d) const {
+    const int64_t vector = Format::kPerByte == 1 ? d / 16 : d / 32;
+    return values + 64 * vector + d % 16 * 4 + offset % 4;
+  }
 };
 
 // Codes of all groups of a row, and their scales, one block apart.
@@ -82,59 +80,71 @@ void write_head(const CacheLayout& layout, const Place& place, float* key, float
     }
     store_row<Format>(value, reinterpret_cast<Type*>(place.values), layout.value_width);
   } else {
-    if constexpr (Format::kRotated) {
-      rotate_by_hadamard(key, layout.key_width);
-      rotate_by_hadamard(value, layout.value_width);
-    }
     uint8_t* codes = reinterpret_cast<uint8_t*>(scratch);
     encode_row<Format>(key, layout.key_width, codes, place.key_scales, block);
     uint8_t* keys = place.keys + place.offset;
-    if constexpr (Format::kPairs) {
-      codes[layout.key_width] = 8; // 0, when the width is odd
-      for (int64_t d = 0; d < layout.key_width; d += 2) {
-        keys[d / 2 * block] = static_cast<uint8_t>(codes[d] | codes[d + 1] << 4);
-      }
-      encode_row<Format>(value, layout.value_width, codes, place.value_scales, block);
-      store_nibbles(codes, place.values, layout.value_width);
-    } else {
-      for (int64_t d = 0; d < layout.key_width; ++d) keys[d * block] = codes[d];
-      encode_row<Format>(value, layout.value_width, place.values, place.value_scales, block);
+    for (int64_t d = 0; d < layout.key_width; ++d) keys[d * block] = codes[d];
+    encode_row<Format>(value, layout.value_width, place.values, place.value_scales, block);
+  }
+}
+
+// codes: of elements 0 .. width - 1; behind them, as far as a byte goes, those of 0.
+template <class Format>
+void write_codes(const CacheLayout& layout, const Place& place, const uint8_t* codes, bool keys) {
+  const int64_t width = keys ? layout.key_width : layout.value_width;
+  for (int64_t d = 0; d < width; ++d) {
+    uint8_t* byte = keys ? place.key_at<Format>(d) : place.value_at<Format>(d);
+    const int64_t apart = keys ? 4 : 16; // of the two in a byte
+    if (Format::kPerByte == 1) {
+      *byte = codes[d];
+    } else if (d % (2 * apart) < apart) {
+      *byte = static_cast<uint8_t>(codes[d] | (d + apart < width ? codes[d + apart] : Format::kRaised) << 4);
     }
   }
+}
+
+template <class Format>
+void write_coded(const CacheLayout& layout, const Place& place, float* key, float* value, float* scratch) {
+  uint8_t* codes = reinterpret_cast<uint8_t*>(scratch);
+  rotate_by_hadamard(key, layout.key_width);
+  rotate_by_hadamard(value, layout.value_width);
+  encode_row<Format>(key, layout.key_width, codes, place.key_scales, layout.block_size);
+  write_codes<Format>(layout, place, codes, true);
+  encode_row<Format>(value, layout.value_width, codes, place.value_scales, layout.block_size);
+  write_codes<Format>(layout, place, codes, false);
 }
 
 // The reverse, but for the rotation.
 template <class Format> void read_head(const CacheLayout& layout, const Place& place, float* key, float* value) {
   using Type = typename Format::Type;
   const int64_t block = layout.block_size;
-  const auto scale_of = [&](const uint16_t* scales, int64_t d) {
-    if constexpr (!Format::kScaled) return 1.0f;
-    return from_bf16(scales[Format::kGrouped ? d / kScaleGroup * block : 0]) * Format::kUnit;
-  };
+  float key_scale = 1.0f, value_scale = 1.0f;
+  if constexpr (Format::kScaled) {
+    key_scale = from_bf16(*place.key_scales) * Format::kUnit;
+    value_scale = from_bf16(*place.value_scales) * Format::kUnit;
+  }
   const Type* keys = reinterpret_cast<const Type*>(place.keys);
   for (int64_t d = 0; d < layout.key_width; ++d) {
     const int64_t within = Format::kPairs ? d % 2 : 0;
-    const Type* pair = sizeof(Type) > 1 && Format::kPairs ? keys + (d - within) * block + 2 * place.offset
-                                                          : keys + (Format::kPairs ? d / 2 : d) * block + place.offset;
-    key[d] = Format::load_rest(pair, within) * scale_of(place.key_scales, d);
+    const Type* from =
+        Format::kPairs ? keys + (d - within) * block + 2 * place.offset : keys + d * block + place.offset;
+    key[d] = Format::load_rest(from, within) * key_scale;
   }
   const Type* values = reinterpret_cast<const Type*>(place.values);
+  for (int64_t d = 0; d < layout.value_width; ++d) value[d] = Format::load_rest(values, d) * value_scale;
+}
+
+template <class Format> void read_coded(const CacheLayout& layout, const Place& place, float* key, float* value) {
+  const auto number = [&](uint8_t byte, bool high, const uint16_t* scales, int64_t d) {
+    const int code = Format::kPerByte == 1 ? byte : byte >> (high ? 4 : 0) & 15;
+    const float scale = from_bf16(scales[Format::kGrouped ? d / kScaleGroup * layout.block_size : 0]);
+    return static_cast<float>(code - Format::kRaised) * scale;
+  };
+  for (int64_t d = 0; d < layout.key_width; ++d) {
+    key[d] = number(*place.key_at<Format>(d), d % 8 >= 4, place.key_scales, d);
+  }
   for (int64_t d = 0; d < layout.value_width; ++d) {
-    float element;
-    if constexpr (sizeof(Type) > 1 || !Format::kPairs) {
-      element = Format::load_rest(values, d);
-    } else {
-      const int64_t run = d / 32 * 32;
-      const int64_t left = layout.value_width - run;
-      const int64_t within = d - run;
-      if (left >= 32)
-        element = Format::load_rest(Format::at(values, run) + within % 16, within / 16);
-      else if (left >= 16 && within < 16)
-        element = Format::load_rest(Format::at(values, run) + within % 8, within / 8);
-      else
-        element = Format::load_rest(Format::at(values, run), within);
-    }
-    value[d] = element * scale_of(place.value_scales, d);
+    value[d] = number(*place.value_at<Format>(d), d % 32 >= 16, place.value_scales, d);
   }
 }
 
@@ -168,7 +178,11 @@ void run(Team& team, const Instruction& code, const Program& program, const Step
         const float* from = row + q_width + (shape.kv_heads + head) * shape.head_dim;
         memcpy(value, from, static_cast<size_t>(shape.head_dim) * sizeof(float));
         const Place place(layer.layout, block, head, position % block_size);
-        write_head<Format>(layer.layout, place, key, value, value + shape.head_dim);
+        if constexpr (Format::kCoded) {
+          write_coded<Format>(layer.layout, place, key, value, value + shape.head_dim);
+        } else {
+          write_head<Format>(layer.layout, place, key, value, value + shape.head_dim);
+        }
       }
     }
   });
@@ -207,7 +221,13 @@ void octavo_cache_read(int32_t type, int32_t kv_heads, int32_t width, int32_t bl
   const octavo::CacheLayout layout(type, kv_heads, width, width, block_size);
   uint8_t* start = static_cast<uint8_t*>(const_cast<void*>(layer));
   const octavo::Place place(layout, start, head, offset);
-  octavo::with_type(type, [&](auto kind) { octavo::read_head<decltype(kind)>(layout, place, keys, values); });
+  octavo::with_type(type, [&](auto kind) {
+    if constexpr (decltype(kind)::kCoded) {
+      octavo::read_coded<decltype(kind)>(layout, place, keys, values);
+    } else {
+      octavo::read_head<decltype(kind)>(layout, place, keys, values);
+    }
+  });
 }
 
 } // extern "C"

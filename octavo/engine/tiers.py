@@ -24,7 +24,7 @@ from octavo.telemetry.log import logger
 
 _STAGING_BYTES = 64 << 20  # of host memory, when it is only the way to and from slower tiers
 # Raised when the numbers in a page change for the same model and options: rounding of kernels, page layout.
-_NUMBERS = 2
+_NUMBERS = 3
 
 
 @dataclass(frozen=True, slots=True)

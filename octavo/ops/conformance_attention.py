@@ -22,13 +22,14 @@ _STEPS = (
 
 # Keys are rotated and normed before they are kept: where the last bit differs, another number may be kept.
 _QUANTIZED_TOLERANCE = {"int8": 1e-2, "fp8_e4m3": 6e-2, "fp8_e5m2": 0.12, "int4": 0.15}
+_EXACT_TOLERANCE = {"int8": 3e-4, "int4": 3e-4}  # there queries and weights are rounded to 16 bits
 _ATTENTION_TOLERANCE = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.5e-2, **_QUANTIZED_TOLERANCE}
 
 
 def _attention(label: str, spec: AttentionSpec, dtype: str, block_size: int = 16) -> Case:
     """qkv_rope_cache and paged_attention over several steps; two groups, the second layer of a page is used."""
     exact = dtype in QUANTIZED and spec.rope is None and spec.qk_norm is None  # what is kept is the same to the bit
-    tolerance = 3e-5 if exact else _ATTENTION_TOLERANCE[dtype]
+    tolerance = _EXACT_TOLERANCE.get(dtype, 3e-5) if exact else _ATTENTION_TOLERANCE[dtype]
     tables = tables_for(2, 3, -(-128 // block_size))
     shape = CacheShape(dtype, block_size, tables.size, spec.kv_heads, spec.head_dim, 2, tables)
 

@@ -12,7 +12,7 @@ from tests.conformance.devices import ISAS, NativeDevice, ReferenceDevice
 
 AT = LayerCache(0, 0)
 LONGEST = 800
-TOLERANCE = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.5e-2}
+TOLERANCE = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.5e-2, "int8": 3e-4, "int4": 3e-4}
 SLOPES = tuple(2.0**-head for head in range(1, 7))
 PLAIN = AttentionSpec(6, 2, 32, 32**-0.5, None)
 CASES = {

@@ -1,0 +1,178 @@
+// The two matrix products of attention over codes: sums of integers, for a handful of rows and the keys of a part.
+#pragma once
+#include "attention_tile.h"
+#include "simd/coded_dot.h"
+
+namespace octavo {
+
+constexpr int64_t kPartChunks = kPart / 16;
+
+// Up to 256 keys and values as chunks of 16, wherever those are.
+struct CodedPart {
+  const uint8_t* keys[kPartChunks];   // row s, four (eight) dimensions of 16 keys, at s * key_stride
+  const uint8_t* values[kPartChunks]; // quad q, four keys, at q * value_stride
+  const uint16_t* key_scales[kPartChunks];
+  const uint16_t* value_scales[kPartChunks];
+  int64_t key_stride, value_stride; // bytes
+  int64_t scale_stride;             // from group to group
+};
+
+// Query rows, as inputs of the dot products; and weights, likewise.
+struct CodedRows {
+  int64_t head_dim;
+  const uint8_t* queries; // [rows][query_bytes]
+  int64_t query_bytes;
+  const float* query_scales;   // [rows]
+  const int32_t* query_starts; // [rows][groups]: what makes up for raised codes
+  float* scores;               // [rows][kPart]
+  const uint8_t* weights;      // [rows][groups][kPart inputs]
+  int32_t* sums;               // [rows][padded]: of weights and codes
+  int64_t groups, padded;
+};
+
+constexpr int64_t kWeightBytes = kPart * kInputBytes; // of a row and group
+
+// 64 codes: of 4 bits a code, half the data.
+template <class Format> inline Codes codes_at(const uint8_t* p, int64_t half) {
+  if constexpr (Format::kPerByte == 1) return load_codes(p);
+  return load_half_codes(p, static_cast<int>(half));
+}
+
+template <int Rows, int Vectors> inline void clear_sums(DotSums (&sums)[Rows][Vectors]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < Vectors; ++c) sums[r][c] = no_sums();
+  }
+}
+
+template <int Rows, int Vectors>
+inline void add_codes(DotSums (&sums)[Rows][Vectors], const Codes (&codes)[Vectors], const uint8_t* inputs,
+                      int64_t stride) {
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+    const Inputs own = load_inputs(inputs + r * stride);
+#pragma GCC unroll 4
+    for (int c = 0; c < Vectors; ++c) add_dots(sums[r][c], codes[c], own);
+  }
+}
+
+// Meanwhile what lies at the same places of `ahead` is fetched.
+template <class Format, int Rows, int Vectors, bool Fetch>
+void score_coded(const CodedRows& set, const CodedPart& part, const CodedPart& ahead, int64_t row, int64_t chunk) {
+  constexpr int64_t kPer = Format::kPerByte;
+  const int64_t size = Format::kGrouped ? kScaleGroup / 4 : (set.head_dim + 3) / 4; // steps of four dimensions
+  const int64_t all = (set.head_dim + 4 * kPer - 1) / (4 * kPer) * kPer;
+  if constexpr (Fetch) {
+#pragma GCC unroll 4
+    for (int c = 0; c < Vectors; ++c) __builtin_prefetch(ahead.key_scales[chunk + c], 0, 2);
+  }
+  Vec16 totals[Rows][Vectors];
+  clear_tile(totals);
+  for (int64_t begin = 0, group = 0; begin < all; begin += size, ++group) {
+    DotSums sums[Rows][Vectors];
+    clear_sums(sums);
+    const int64_t end = begin + size < all ? begin + size : all;
+    const uint8_t* inputs = set.queries + row * set.query_bytes;
+    for (int64_t step = begin; step < end; step += kPer) {
+      const int64_t at = step / kPer * part.key_stride;
+#pragma GCC unroll 2
+      for (int64_t half = 0; half < kPer; ++half) {
+        Codes codes[Vectors];
+#pragma GCC unroll 4
+        for (int c = 0; c < Vectors; ++c) codes[c] = codes_at<Format>(part.keys[chunk + c] + at, half);
+        add_codes(sums, codes, inputs + 8 * (step + half), set.query_bytes);
+      }
+      if constexpr (Fetch) {
+#pragma GCC unroll 4
+        for (int c = 0; c < Vectors; ++c) __builtin_prefetch(ahead.keys[chunk + c] + at, 0, 2);
+      }
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < Vectors; ++c) {
+      const Vec16 scale = load_bf16(part.key_scales[chunk + c] + group * part.scale_stride);
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r) {
+        const int32_t start = set.query_starts[(row + r) * set.groups + group];
+        totals[r][c] = totals[r][c] + floats_of(sums[r][c], start) * scale;
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+    const Vec16 scale = set1(set.query_scales[row + r]);
+#pragma GCC unroll 4
+    for (int c = 0; c < Vectors; ++c) store(set.scores + (row + r) * kPart + 16 * (chunk + c), totals[r][c] * scale);
+  }
+}
+
+// sums[row .. row + Rows][16 vector ..] += weights of chunks first .. last - 1 times their values.
+template <class Format, int Rows, int Vectors, bool Fetch>
+void add_coded(const CodedRows& set, const CodedPart& part, const CodedPart& ahead, int64_t row, int64_t vector,
+               int64_t first, int64_t last) {
+  constexpr int64_t kPer = Format::kPerByte;
+  const int64_t group = Format::kGrouped ? vector / 2 : 0;
+  const int64_t stride = set.groups * kWeightBytes;
+  const uint8_t* weights = set.weights + row * stride + group * kWeightBytes;
+  DotSums sums[Rows][Vectors];
+  clear_sums(sums);
+  for (int64_t chunk = first; chunk < last; ++chunk) {
+    const int64_t begin = vector / kPer * 64;
+    const uint8_t* values = part.values[chunk] + begin;
+    const uint8_t* inputs = weights + chunk * 16 * kInputBytes;
+#pragma GCC unroll 4
+    for (int quad = 0; quad < 4; ++quad) {
+      Codes codes[Vectors];
+#pragma GCC unroll 4
+      for (int c = 0; c < Vectors; ++c) {
+        codes[c] = codes_at<Format>(values + quad * part.value_stride + c / kPer * 64, (vector + c) % kPer);
+      }
+      add_codes(sums, codes, inputs + 8 * quad, stride);
+      if constexpr (Fetch) {
+#pragma GCC unroll 4
+        for (int64_t c = 0; c < Vectors; c += kPer) {
+          __builtin_prefetch(ahead.values[chunk] + begin + quad * part.value_stride + c / kPer * 64, 0, 2);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < Vectors; ++c) add_sums(set.sums + (row + r) * set.padded + 16 * (vector + c), sums[r][c]);
+  }
+}
+
+template <int Rows> constexpr int kCodedVectors = Rows <= kDotRows ? kDotVectors : kTallDotVectors;
+constexpr int kMostDotRows = kDotRows > kTallDotRows ? kDotRows : kTallDotRows;
+
+// Chunks first .. last - 1.
+template <class Format, int Rows, bool Fetch>
+void score_coded_rows(const CodedRows& set, const CodedPart& part, const CodedPart& ahead, int64_t row, int64_t first,
+                      int64_t last) {
+  constexpr int kVectors = kCodedVectors<Rows>;
+  int64_t chunk = first;
+  for (; chunk + kVectors <= last; chunk += kVectors) {
+    score_coded<Format, Rows, kVectors, Fetch>(set, part, ahead, row, chunk);
+  }
+  if constexpr (kVectors > 1) {
+    for (; chunk < last; ++chunk) score_coded<Format, Rows, 1, Fetch>(set, part, ahead, row, chunk);
+  }
+}
+
+template <class Format, int Rows, bool Fetch>
+void add_coded_rows(const CodedRows& set, const CodedPart& part, const CodedPart& ahead, int64_t row, int64_t first,
+                    int64_t last) {
+  constexpr int kMost = kCodedVectors<Rows>;
+  constexpr int kVectors = Format::kGrouped && kMost > 2 ? 2 : kMost;
+  const int64_t all = set.padded / 16;
+  int64_t vector = 0;
+  for (; vector + kVectors <= all; vector += kVectors) {
+    add_coded<Format, Rows, kVectors, Fetch>(set, part, ahead, row, vector, first, last);
+  }
+  if constexpr (kVectors > 1) {
+    for (; vector < all; ++vector) add_coded<Format, Rows, 1, Fetch>(set, part, ahead, row, vector, first, last);
+  }
+}
+
+} // namespace octavo
