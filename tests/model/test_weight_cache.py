@@ -105,6 +105,8 @@ DAMAGE = {
     "data": lambda data: data[:5000] + bytes([data[5000] ^ 1]) + data[5001:],
     "zero page": lambda data: data[:8192] + bytes(4096) + data[12288:],
     "pages swapped": lambda data: data[:4096] + data[8192:12288] + data[4096:8192] + data[12288:],
+    "words swapped": lambda data: data[:8192] + data[8200:8208] + data[8192:8200] + data[8208:],
+    "halves swapped": lambda data: data[:8192] + data[10240:12288] + data[8192:10240] + data[12288:],
     "sums": lambda data: data[:-8] + bytes(8),
 }
 
@@ -114,7 +116,9 @@ def test_a_damaged_file_is_ignored_counted_and_replaced(name, model, directory):
     first, _, packed = load(model, directory)
     (path,) = files(directory)
     expected = matrices(first)
-    replace(path, DAMAGE[name](path.read_bytes()))
+    content = path.read_bytes()
+    assert DAMAGE[name](content) != content
+    replace(path, DAMAGE[name](content))
     again, cache, packed_again = load(model, directory)
     assert (again.from_cache, packed_again) == (False, packed)
     assert matrices(again) == expected
