@@ -107,6 +107,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(431, f"the head of a request may take {MAX_HEAD} bytes")
             return
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            _send_unchunked(self.cycle)
         begin_record(cast("dict[str, Any]", self.scope))
 
     def on_body(self, body: bytes) -> None:
@@ -213,3 +215,18 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.loop.call_later(_LINGER, self.transport.abort)
+
+
+def _send_unchunked(cycle: RequestResponseCycle) -> None:
+    """Let an answer of unknown length end with the connection: HTTP/1.0 knows no chunks (RFC 9112, section 6.3)."""
+    send = cycle.send
+
+    async def send_plain(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            if all(name.lower() != b"content-length" for name, _ in message.get("headers", [])):
+                cycle.chunked_encoding = False
+        elif message["type"] == "http.response.body" and not cycle.expected_content_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.send = send_plain

@@ -1,6 +1,7 @@
 """The server as a citizen: errors, keys, limits, health, metrics, models, tokenizing."""
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 
@@ -12,11 +13,13 @@ from octavo.errors import ConfigError, EngineReturningError
 from octavo.serving.errors import error_response
 from octavo.serving.server import bind
 from octavo.telemetry.metrics import METRICS
-from tests.serving.scripted import HTTP, RunningServer, config_of, run_server
+from tests.serving.scripted import HTTP, RunningServer, config_of, exchange, run_server
 from tests.serving.scripted_engine import ScriptedClient
 
 CHAT = "/v1/chat/completions"
 GOOD = {"messages": [{"role": "user", "content": "Hi"}]}
+# What differs between two answers to the same request; and of streams, where they were cut.
+VARYING = rb'"(id|created)": ?("[^"]*"|\d+),?'
 
 
 @pytest.fixture(scope="module")
@@ -205,3 +208,34 @@ def test_a_text_to_tokenize_has_a_limit(server: RunningServer) -> None:
         state.max_body_bytes = size
     assert answer.status_code == 400
     assert "at most 2097152" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("more", ["", "Connection: keep-alive\r\n"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_of_http_1_0_gets_a_body_that_ends_with_the_connection(
+    server: RunningServer, stream: bool, more: str
+) -> None:
+    body = json.dumps(GOOD | {"stream": stream}).encode()
+    head = f"POST {CHAT} HTTP/1.0\r\nContent-Type: application/json\r\n{more}Content-Length: {len(body)}\r\n\r\n"
+    answered, _, came = exchange(server, head.encode() + body).partition(b"\r\n\r\n")
+    fields = answered.lower().split(b"\r\n")
+    assert fields[0].endswith(b" 200 ok")
+    assert b"connection: close" in fields
+    assert not any(field.startswith(b"transfer-encoding") for field in fields)
+    assert any(field.startswith(b"content-length") for field in fields) is not stream
+    usual = HTTP.post(server.url + CHAT, content=body, headers={"content-type": "application/json"}).content
+    assert re.sub(VARYING, b"", came) == re.sub(VARYING, b"", usual)
+    assert came.endswith(b"data: [DONE]\n\n") is stream
+
+
+def test_every_kind_of_answer_reaches_a_client_of_http_1_0(server: RunningServer) -> None:
+    for method, path, status in (
+        ("GET", "/health", b"200"),
+        ("HEAD", "/health", b"200"),
+        ("GET", "/metrics", b"200"),
+        ("GET", "/nothing", b"404"),
+        ("GET", "/openapi.json", b"200"),
+    ):
+        answered, _, came = exchange(server, f"{method} {path} HTTP/1.0\r\n\r\n".encode()).partition(b"\r\n\r\n")
+        assert answered.split()[1] == status, path
+        assert f"content-length: {len(came)}".encode() in answered.lower()
