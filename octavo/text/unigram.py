@@ -8,10 +8,9 @@ from tokenizers import Tokenizer as LibraryBackend
 from tokenizers.models import Unigram
 
 from octavo.errors import CheckpointError
+from octavo.text.charsmap import check_charsmap
 from octavo.text.pieces import SPACE_MARK, add_tokens, library_reads
 from octavo.text.sentencepiece_model import BYTE, CONTROL, UNKNOWN, USER_DEFINED, Pieces
-
-_PROBE = "".join(map(chr, range(1, 0x3400)))  # letters and signs; most of what tables change
 
 
 def unigram_backend(
@@ -28,12 +27,12 @@ def unigram_backend(
     unknown = next((number for number, kind in enumerate(pieces.kinds) if kind == UNKNOWN), None)
     if unknown is None:
         raise CheckpointError("the unigram vocabulary has no unknown token")
+    if charsmap:
+        check_charsmap(charsmap)
     scored = list(zip(pieces.texts, pieces.scores, strict=True))
     with library_reads("the unigram vocabulary is damaged"):
         backend = LibraryBackend(Unigram(scored, unk_id=unknown, byte_fallback=BYTE in pieces.kinds))
         steps: list[normalizers.Normalizer] = [normalizers.Precompiled(charsmap)] if charsmap else []
-        for step in steps:
-            step.normalize_str(_PROBE)  # the library looks into the table only now, and panics at what it finds there
     if remove_extra_spaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     if steps:

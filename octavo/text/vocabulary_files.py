@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as LibraryBackend
 from tokenizers.models import BPE
 
 from octavo.errors import CheckpointError, UnsupportedError
+from octavo.text.charsmap import check_normalizer
 from octavo.text.json_files import read_json_if_present
 from octavo.text.pieces import add_tokens, library_reads
 from octavo.text.sentencepiece_model import read_sentencepiece, sentencepiece_backend
@@ -85,7 +86,12 @@ def _content(value: Any) -> str | None:
 
 def _from_tokenizer_json(path: Path) -> LibraryBackend:
     with library_reads(f"{path} is not a tokenizer.json that this version reads"):
-        return LibraryBackend.from_buffer(path.read_bytes())  # the library opens no path beyond UTF-8
+        backend = LibraryBackend.from_buffer(path.read_bytes())  # the library opens no path beyond UTF-8
+    try:
+        check_normalizer(backend)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}; get the file again") from None
+    return backend
 
 
 def _from_vocab_and_merges(directory: Path, settings: Mapping[str, Any]) -> LibraryBackend:
