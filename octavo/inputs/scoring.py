@@ -1,6 +1,7 @@
 """How alike texts are: which requests tell it, and how their answers become scores."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -58,10 +59,12 @@ def plan_scores(
             "this model gives no scores: an embedding model or a classifier with one class (a cross-encoder) does"
         )
     wide = firsts * len(seconds) if len(firsts) == 1 else firsts
-    requests = [
-        processor.prepare_pair(first, second, params, f"{request_id}-{number}", framing)
-        for number, (first, second) in enumerate(zip(wide, seconds, strict=True))
-    ]
+    requests: list[GenerationRequest] = []
+    for number, (first, second) in enumerate(zip(wide, seconds, strict=True)):
+        # Of a pair that is too long the longer text is what can be shortened.
+        side, at = ("text_1", min(number, len(firsts) - 1)) if len(first) > len(second) else ("text_2", number)
+        with _telling(side, at, len(firsts if side == "text_1" else seconds)):
+            requests.append(processor.prepare_pair(first, second, params, f"{request_id}-{number}", framing))
     return ScorePlan(requests, [(number, number) for number in range(len(requests))])
 
 
@@ -74,11 +77,24 @@ def _by_vectors(
     framing: Framing,
 ) -> ScorePlan:
     count = len(firsts)
-    requests = [
-        processor.prepare(text, params, f"{request_id}-{number}", "embed", framing)
-        for number, text in enumerate([*firsts, *seconds])
-    ]
+    requests: list[GenerationRequest] = []
+    for side, texts in (("text_1", firsts), ("text_2", seconds)):
+        for number, text in enumerate(texts):
+            with _telling(side, number, len(texts)):
+                requests.append(processor.prepare(text, params, f"{request_id}-{len(requests)}", "embed", framing))
     return ScorePlan(requests, [(min(n, count - 1), count + n) for n in range(len(seconds))])
+
+
+@contextmanager
+def _telling(side: str, number: int, count: int) -> Generator[None, None, None]:
+    """Errors about a text say which of the two sides has it, and, of several, where."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.param in (None, "input", "prompt"):
+            error.param = side
+            error.args = (f"{side}{f'[{number}]' if count > 1 else ''}: {error}",)
+        raise
 
 
 def shortened(

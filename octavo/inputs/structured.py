@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.flow.structured_outputs import StructuredOutputsParams
+from octavo.inputs.keywords import NAMED
 from octavo.text.grammar import Grammar, check_regex, lark_regex, lark_text, lark_tree, repeat
 
 _PARAM = "structured_outputs"
@@ -67,7 +68,7 @@ def _schema_grammar(schema: object, params: StructuredOutputsParams, longest: in
 
 def _copied(value: object, where: str, closed: bool, longest: int, depth: int) -> object:
     """A schema without its own settings for the library; patterns and sizes are looked at on the way."""
-    if not depth:
+    if depth <= 0:
         raise _wrong(f"{where.split('.')[0]} is nested more than {_DEEPEST} levels deep")
     if isinstance(value, (list, tuple)):
         items = cast("Sequence[object]", value)
@@ -79,6 +80,14 @@ def _copied(value: object, where: str, closed: bool, longest: int, depth: int) -
     for key, item in fields.items():
         place = f"{where}.{key}"[:200]
         if key == "x-guidance":
+            continue
+        if key in NAMED and isinstance(item, Mapping):
+            # These are names of an answer's own, whatever else they would mean.
+            named = cast("Mapping[str, object]", item)
+            copy[key] = {
+                name: _copied(inside, f"{place}.{name}"[:200], closed, longest, depth - 2)
+                for name, inside in named.items()
+            }
             continue
         if key == "pattern" and isinstance(item, str):
             check_regex(item, place)

@@ -42,6 +42,11 @@ def _named(**names: str) -> list[tuple[str, str]]:
     return [(rf"""(?<![\w.'"]){name}(?!\w)""", said) for name, said in names.items()]
 
 
+def of_sides(first: str, second: str) -> Naming:
+    """Of the two sides of a score."""
+    return Naming({"text_1": first, "text_2": second}, _named(text_1=first, text_2=second))
+
+
 # The conversation is what becomes a prompt.
 CHAT = Naming({"prompt": "messages"})
 

@@ -236,7 +236,8 @@ def greeting(config: EngineConfig, state: "ServerState", address: str, seconds: 
         values = ", ".join(f"{name} {value}" for name, value in sorted(state.sampling_defaults.items()))
         yield f"sampling {values}, from generation_config ('vllm': none)"
     yield f"ready    in {seconds:.1f} s (engine {info.start_seconds:.1f} s)"
-    yield f"address  {address}" + (" (API key needed)" if config.serving.api_key or config.serving.api_key_file else "")
+    keys = bool(config.serving.api_key or config.serving.api_key_file)
+    yield f"address  {address}" + (" (API key needed)" if keys else "")
     yield "Application startup complete."
     route, body = "/v1/completions", '{"prompt": "Once upon a time"}'
     if state.inputs.chat_template is not None:
@@ -245,5 +246,6 @@ def greeting(config: EngineConfig, state: "ServerState", address: str, seconds: 
         route, body = _example(state.pooling.tasks)
     scheme = address.partition(":")[0] if config.serving.ssl_certfile else "http"
     target = f"--unix-socket {config.serving.uds} {scheme}://localhost" if config.serving.uds else address
-    yield f"try      curl {target}{route} -H 'Content-Type: application/json' -d '{body}'"
+    key = "-H 'Authorization: Bearer KEY' " if keys else ""
+    yield f"try      curl {target}{route} {key}-H 'Content-Type: application/json' -d '{body}'"
     yield "stop     Ctrl-C"

@@ -1,6 +1,7 @@
 """What the handlers share: the engine, the text side of the model, names and limits; and whether it is admitting."""
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from octavo.text.tokenizer import Tokenizer
 T = TypeVar("T")
 
 _MOST_COMPILING = 64
+# The field of the body that a warning begins with.
+_FIELD = re.compile(r"(?:unknown field ['\"])?(\w+)")
 
 
 @dataclass(slots=True)
@@ -127,7 +130,10 @@ class ServerState:
             InvalidRequestError: the first of these warnings.
         """
         if warnings and self.config.strict_requests:
-            raise InvalidRequestError(f"{warnings[0]} (the server is strict: --strict-requests)")
+            found = _FIELD.match(warnings[0])
+            raise InvalidRequestError(
+                f"{warnings[0]} (the server is strict: --strict-requests)", found[1] if found else None
+            )
 
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not served; no name means the one there is.

@@ -9,6 +9,7 @@ import pytest
 from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.flow.sampling_params import SamplingParams
 from octavo.flow.structured_outputs import StructuredOutputsParams
+from octavo.inputs.keywords import misspelt
 from octavo.inputs.limits import InputLimits
 from octavo.inputs.processor import InputProcessor
 from octavo.inputs.structured import grammar_of
@@ -18,6 +19,18 @@ from tests.text.walk import first_wrong
 
 TOKENIZER = ByteTokenizer()
 COMPILER = GrammarCompiler(lambda: TOKENIZER, VOCAB)
+# Properties that are called as keywords are.
+NAMES = {
+    "type": "object",
+    "properties": {
+        "x-guidance": {"type": "integer"},
+        "properties": {"type": "integer"},
+        "minLength": {"type": "integer"},
+        "enum": {"type": "object", "properties": {"a": {}}},
+    },
+    "required": ["x-guidance"],
+}
+CLOSED = '{"x-guidance": 1, "enum": {%s: 2}}'
 TREE = {
     "$ref": "#/$defs/node",
     "$defs": {
@@ -63,6 +76,10 @@ def wrong_at(text: str, **form: object) -> int | None:
             '{"a": 1}',
             '{"a": 1, "b": 2}',
         ),
+        ({"json": NAMES}, '{"x-guidance": 1}', '{"x-guidance": "a"}'),
+        ({"json": NAMES}, '{"x-guidance": 1, "minLength": 900000}', '{"x-guidance": 1, "minLength": "a"}'),
+        ({"json": NAMES, "disable_additional_properties": True}, '{"x-guidance": 1, "properties": 3}', CLOSED % '"b"'),
+        ({"json": NAMES, "disable_additional_properties": True}, CLOSED % '"a"', '{"x-guidance": 1, "q": 1}'),
         ({"json": {"type": "array"}, "disable_any_whitespace": True}, "[1,2]", "[1, 2]"),
         ({"json": {"type": "array"}, "whitespace_pattern": "_"}, "[1,_2]", "[1, 2]"),
         ({"json": {"type": "array"}}, "[1,\n  2]", "[1,\n" + " " * 100 + "2]"),
@@ -244,3 +261,41 @@ def test_preparing_in_a_thread_tells_when_it_is_done() -> None:
     for _ in range(2):
         with pytest.raises(InvalidRequestError, match="nothing"):
             compiler.open(bad)
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("propertys", "properties"),
+        ("Required", "required"),
+        ("min_items", "minItems"),
+        ("anyof", "anyOf"),
+        ("ref", "$ref"),
+        ("defs", "$defs"),
+        ("additionalProperty", "additionalProperties"),
+        ("maximun", "maximum"),
+    ],
+)
+def test_a_misspelt_keyword_is_found_wherever_a_schema_is(key: str, meant: str) -> None:
+    said = "is no keyword of JSON Schema and has no effect; "
+    for schema, place in (
+        ({key: 1}, "s"),
+        ({"properties": {"enum": {key: 1}}}, "s.properties.enum"),
+        ({"items": {"anyOf": [{}, {"not": {key: 1}}]}}, "s.items.anyOf[1].not"),
+        ({"$defs": {"a": {"additionalProperties": {key: 1}}}}, "s.$defs.a.additionalProperties"),
+    ):
+        assert misspelt(schema, "s") == [f"{place}.{key} {said}{meant!r} is one"]
+
+
+def test_what_is_no_keyword_on_purpose_is_not_told() -> None:
+    data = {"propertys": 1}
+    for schema in (
+        {"x-mine": 1, "example": 1, "nullable": True, "discriminator": {}, "author": "me"},
+        {"properties": {"propertys": {}, "Type": {}}, "required": ["propertys"]},
+        {"const": data, "default": data, "examples": [data], "enum": [data]},
+        {"k" * 100: 1},
+        True,
+        [data],
+    ):
+        assert misspelt(schema, "s") == []
+    assert len(misspelt({"$defs": {str(n): {"propertys": 1} for n in range(99)}}, "s")) == 8

@@ -20,6 +20,7 @@ from octavo.serving import keys as keys_module
 from octavo.serving.keys import KeyRing, Owner, add_entry, entry_for, new_key
 from octavo.serving.quota import Quotas
 from octavo.serving.record import RequestRecord
+from octavo.serving.server import greeting
 from tests.serving.scripted import HTTP, PATIENCE, RunningServer, config_of, exchange, run_server, until
 from tests.serving.scripted_engine import ScriptedClient, endless
 
@@ -369,3 +370,11 @@ def test_many_keys_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
         for thread in threads:
             thread.join(PATIENCE)
         assert statuses == [200] * 8
+
+
+def test_the_example_that_is_shown_at_the_start_has_a_place_for_the_key() -> None:
+    for config, shown in ((config_of(api_key=("k1",)), True), (config_of(), False)):
+        with run_server(config=config) as server:
+            example = next(line for line in greeting(config, server.state, server.url, 1.0) if "curl" in line)
+        assert ("-H 'Authorization: Bearer KEY'" in example) is shown
+        assert "k1" not in example

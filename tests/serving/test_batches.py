@@ -7,16 +7,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
 
 from octavo.errors import ConfigError
 from octavo.flow.request import GenerationRequest
+from octavo.inputs.pooling import PoolingProcessor
 from octavo.serving.batches.lane import room_beside
 from octavo.serving.files.store import FileStore, StoredBatch
 from octavo.serving.paging import Page
+from octavo.spec.pooling import PoolerSpec
 from tests.serving.scripted import HTTP, PATIENCE, RunningServer, config_of, run_server, until
 from tests.serving.scripted_engine import END, ScriptedClient, endless
 
@@ -305,6 +307,8 @@ def test_wrong_batches_are_refused(official: openai.OpenAI) -> None:
     refused(make("../../etc/passwd"), 404)
     assert "user_data" in refused(make(other), 400)
     assert CHAT in refused(make(good, "/v1/models"), 400)
+    for endpoint in ("/v1/embeddings", "/score", "/pooling"):  # this model generates
+        assert "one that this model serves: /v1/chat/completions" in refused(make(good, endpoint), 400)
     for window in ("24", "0h", "8d", "9999999999h", ""):
         assert "24h" in refused(make(good, TEXT, window), 400)
     refused(make(good, metadata={"a": "b" * 513}), 400)
@@ -312,6 +316,34 @@ def test_wrong_batches_are_refused(official: openai.OpenAI) -> None:
     for call in (official.batches.retrieve, official.batches.cancel):
         refused(lambda call=call: call("batch_0"), 404)
     assert official.batches.list().data == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "served"),
+    [
+        ("embed", 8, {"/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank", "/pooling"}),
+        ("classify", 3, {"/classify", "/pooling"}),
+        ("classify", 1, {"/classify", "/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank", "/pooling"}),
+        ("token_classify", 3, {"/pooling"}),
+        (None, 0, {"/v1/completions"}),
+    ],
+)
+def test_batches_are_of_what_the_model_does(root: Path, kind: Any, width: int, served: set[str]) -> None:
+    with run_server(config=config_of(file_store=str(root))) as server:
+        official, inputs = client_of(server), server.state.inputs
+        if kind is None:
+            inputs.chat_template = None
+        else:
+            spec = PoolerSpec(kind, "mean", width)
+            server.state.pooling = PoolingProcessor(inputs.tokenizer, inputs.limits, spec, "tiny")
+        number = upload(official, ["x"])
+        told = refused(
+            lambda: official.batches.create(
+                input_file_id=number, endpoint=cast("Any", "/v1/messages"), completion_window="24h"
+            ),
+            400,
+        )
+        assert set(told.partition("serves: ")[2].partition(";")[0].split(", ")) == served
 
 
 def test_a_cancelled_batch_keeps_what_it_has(server: RunningServer, official: openai.OpenAI) -> None:

@@ -27,6 +27,7 @@ BASES: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": "a"},
     "/score": {"text_1": "a", "text_2": "b"},
     "/v2/embed": {"texts": ["a"]},
+    "/rerank": {"query": "a", "documents": ["b"]},
 }
 IMAGE = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
 TAGS = {"type": "structural_tag", "format": {"type": "or"}}
@@ -80,6 +81,12 @@ POOLED: list[Case] = [
     ("/v2/embed", {"texts": [LONG + "x"], "truncate": "NONE"}, "texts"),
     ("/v2/embed", {"texts": None, "inputs": [LONG + "x"], "truncate": "NONE"}, "inputs"),
     ("/v2/embed", {"output_dimension": 3}, "output_dimension"),
+    ("/score", {"text_1": LONG + "x"}, "text_1"),
+    ("/score", {"text_2": ["a", LONG + "x"]}, "text_2"),
+    ("/score", {"text_1": None, "text_2": None, "queries": LONG + "x", "documents": ["a"]}, "queries"),
+    ("/score", {"text_1": None, "text_2": None, "data_1": ["a", "b"], "data_2": ["a"]}, "data_1"),
+    ("/rerank", {"query": LONG + "x"}, "query"),
+    ("/rerank", {"documents": ["a", LONG + "x"]}, "documents"),
 ]
 # What else is named by another field than completions have for it.
 OTHERS: list[Case] = [
@@ -162,6 +169,17 @@ def test_an_error_of_a_pooled_route_names_the_field(pooled: RunningServer, case:
 )
 def test_an_error_speaks_of_the_fields_that_were_sent(server: RunningServer, case: Case, says: str) -> None:
     assert says in refused(server, case)["message"]
+
+
+@pytest.mark.parametrize("kind", ["embed", "classify"])
+def test_a_text_that_is_too_long_to_be_scored_is_pointed_at(kind: Any) -> None:
+    with run_server() as running:
+        inputs, spec = running.state.inputs, PoolerSpec(kind, "mean", 8 if kind == "embed" else 1)
+        running.state.pooling = PoolingProcessor(inputs.tokenizer, inputs.limits, spec, "tiny")
+        error = refused(running, ("/rerank", {"documents": ["a", "b", LONG + "x"]}, ""))
+        assert error["message"].startswith("documents[2]: this model's maximum context length is")
+        error = refused(running, ("/score", {"text_1": LONG + "x"}, ""))
+        assert (error["param"], error["message"][:8]) == ("text_1", "text_1: ")
 
 
 def test_a_budget_of_thinking_is_called_as_it_was_sent() -> None:

@@ -1,5 +1,7 @@
 """Nothing is ignored silently: unknown fields inside of objects are told where they are, or refused."""
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,7 +71,9 @@ def test_unknown_fields_inside_are_told(
     assert f"unknown field '{place}' was ignored" in answer.text
     refused = HTTP.post(strict.url + path, json=body)
     assert refused.status_code == 400
-    assert place in refused.json()["error"]["message"]
+    error = refused.json()["error"]
+    assert place in error["message"]
+    assert error.get("param") == (None if path == ANTHROPIC else re.split(r"\W", place)[0])
 
 
 def test_known_fields_and_free_ones_are_not_told(strict: RunningServer) -> None:
@@ -123,3 +127,65 @@ def test_log_probabilities_of_responses(server: RunningServer) -> None:
         wrong = HTTP.post(server.url + RESPONSES, json={"input": "Hi", "top_logprobs": 99})
         assert wrong.status_code == 400
         assert "top_logprobs" in wrong.json()["error"]["message"]
+
+
+FORM = {"type": "object", "propertys": {"a": {}}, "properties": {"type": {"Type": "string"}}, "x-mine": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        (
+            CHAT,
+            {
+                "messages": [USER],
+                "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": FORM}},
+            },
+            "response_format",
+        ),
+        (TEXT, {"prompt": "Hi", "structured_outputs": {"json": FORM}}, "structured_outputs"),
+        (TEXT, {"prompt": "Hi", "guided_json": json.dumps(FORM)}, "guided_json"),
+        (
+            RESPONSES,
+            {"input": "Hi", "text": {"format": {"type": "json_schema", "name": "n", "schema": FORM}}},
+            "text.format",
+        ),
+        (
+            ANTHROPIC,
+            {
+                "max_tokens": 9,
+                "messages": [USER],
+                "output_config": {"format": {"type": "json_schema", "schema": FORM}},
+            },
+            "output_config.format",
+        ),
+    ],
+)
+def test_misspelt_keywords_of_a_schema_are_told(server: RunningServer, path: str, body: Any, told: str) -> None:
+    warnings = HTTP.post(server.url + path, json={"model": "tiny", **body}).json()["warnings"]
+    assert [text for text in warnings if "JSON Schema" in text] == [
+        f"{told}.propertys is no keyword of JSON Schema and has no effect; 'properties' is one",
+        f"{told}.properties.type.Type is no keyword of JSON Schema and has no effect; 'type' is one",
+    ]
+
+
+def test_bad_words_and_a_form(server: RunningServer) -> None:
+    body = {"prompt": "Hi", "bad_words": ["cat"]}
+    answer = HTTP.post(server.url + TEXT, json={**body, "structured_outputs": {"regex": "cat|dog"}})
+    assert (
+        "bad_words has no effect where the form (structured_outputs) leaves nothing else" in answer.json()["warnings"]
+    )
+    answer = HTTP.post(server.url + TEXT, json={**body, "guided_choice": ["cat", "dog"]})
+    assert not any("bad_words" in text for text in answer.json()["warnings"])
+    refused = HTTP.post(server.url + TEXT, json={**body, "structured_outputs": {"choice": ["cat", "cats"]}})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "bad_words")
+    assert "every choice of structured_outputs has one" in refused.json()["error"]["message"]
+
+
+def test_warnings_speak_of_the_fields_that_were_sent(server: RunningServer) -> None:
+    asked = {"model": "tiny", "input": "Hi", "reasoning": {"effort": "low"}}
+    (told,) = HTTP.post(server.url + RESPONSES, json=asked).json()["warnings"]
+    assert told.startswith("reasoning.effort has no effect")
+    asked = {"model": "tiny", "max_tokens": 9, "messages": [USER], "output_config": {"effort": "low"}}
+    (told,) = HTTP.post(server.url + ANTHROPIC, json=asked).json()["warnings"]
+    assert told.startswith("output_config.effort has no effect")

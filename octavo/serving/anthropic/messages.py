@@ -63,6 +63,7 @@ async def create_message(request: Request) -> Response:
     with NAMES.of_errors():
         check_generation(state, chat)
         job, choice = await open_chat(request, state, chat, warnings + said)
+        job.warnings = [NAMES.message(text) for text in job.warnings]
     answer = _Answer(job, choice)
     if not chat.stream:
         parts = await until_disconnect(request.receive, gather(job))

@@ -21,10 +21,11 @@ from octavo.engine.frontend import build_frontend
 from octavo.engine.supervisor import EngineSupervisor
 from octavo.errors import InvalidRequestError
 from octavo.serving.app import build_app
-from octavo.serving.batches.call import Caller, LineRunner, endpoints_of, result_of
+from octavo.serving.batches.call import Caller, LineRunner, result_of
 from octavo.serving.batches.lane import Room, room_beside
 from octavo.serving.batches.lines import LineChecker, read_line
 from octavo.serving.batches.schema import ENDPOINTS
+from octavo.serving.batches.served import served_endpoints
 from octavo.serving.keys import KeyRing
 from octavo.serving.runtime import assemble
 
@@ -158,8 +159,8 @@ async def run_file(
         progress: told of what is done.
     """
     async with unserved_app(config, supervisor) as (app, sequences):
-        served = endpoints_of(app)
-        if wrong := sorted({read_line(batch.line(place)).url for place in range(len(batch.digests))} - served.keys()):
+        served = served_endpoints(app)
+        if wrong := sorted({read_line(batch.line(place)).url for place in range(len(batch.digests))} - set(served)):
             raise InvalidRequestError(f"url: {wrong[0]} is not served with this model; {', '.join(served)} are")
         progress.ready()
         lines = _Lines(batch, journal, LineRunner(app, Caller(lag=0.0)), progress)

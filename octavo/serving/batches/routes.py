@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import InvalidRequestError, OctavoError
-from octavo.serving.batches.call import endpoints_of
 from octavo.serving.batches.run import stored
-from octavo.serving.batches.schema import ENDPOINTS, BatchList, BatchObject, BatchRequest
+from octavo.serving.batches.schema import BatchList, BatchObject, BatchRequest
+from octavo.serving.batches.served import served_endpoints
 from octavo.serving.errors import json_response
 from octavo.serving.files.store import StoredBatch
 from octavo.serving.limits import check_depth, read_body
@@ -71,10 +71,10 @@ async def create(request: Request) -> Response:
 
 def _check(request: Request, body: BatchRequest) -> int:
     """Refuse what cannot be; gives the seconds of the window."""
-    served = [path for path in ENDPOINTS if path in endpoints_of(request.app)]
+    served = served_endpoints(request.app)
     if body.endpoint not in served:
         raise InvalidRequestError(
-            f"endpoint must be one of {', '.join(served)}, got {body.endpoint[:64]!r}", "endpoint"
+            f"endpoint must be one that this model serves: {', '.join(served)}; got {body.endpoint[:64]!r}", "endpoint"
         )
     window = _WINDOW.fullmatch(body.completion_window)
     seconds = int(window[1]) * _UNITS[window[2]] if window else 0

@@ -1,10 +1,12 @@
 """Which form a body wants its answer to have: `response_format`, `structured_outputs`, or what older clients send."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.flow.structured_outputs import StructuredOutputsParams, read_structured_outputs
+from octavo.inputs.keywords import misspelt
 from octavo.serving.naming import Naming
 from octavo.serving.openai.schema import GenerationFields
 
@@ -49,9 +51,34 @@ def read_form(body: GenerationFields) -> tuple[StructuredOutputsParams | None, l
     if body.ignore_eos:
         warnings.append("ignore_eos has no effect: the answer ends where its form ends")
     try:
-        return read_structured_outputs(value), warnings
+        params = read_structured_outputs(value)
     except InvalidRequestError as error:
         raise InvalidRequestError(str(error).replace("structured_outputs", name, 1), name) from None
+    return params, [*warnings, *_bad_words(params, body.bad_words or (), name), *_misspelt(params, name)]
+
+
+def _bad_words(params: StructuredOutputsParams | None, words: Sequence[str], name: str) -> Iterator[str]:
+    """What becomes of words that must not appear in a form.
+
+    Raises:
+        InvalidRequestError: the form leaves nothing without one.
+    """
+    if params is None or not words:
+        return
+    if params.choice is None:
+        yield f"bad_words has no effect where the form ({name}) leaves nothing else"
+    elif all(any(word in text for word in words) for text in params.choice):
+        raise InvalidRequestError(f"bad_words: every choice of {name} has one, so nothing can be answered", "bad_words")
+
+
+def _misspelt(params: StructuredOutputsParams | None, name: str) -> list[str]:
+    schema = None if params is None else params.json
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError):  # refused later on
+            return []
+    return misspelt(schema, name)
 
 
 def form_naming(body: GenerationFields) -> Naming:

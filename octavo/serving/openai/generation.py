@@ -207,7 +207,8 @@ async def open_job(
     public = f"{prefix}{(body.request_id or record.request_id)[:_MAX_ID]}"
     prepared = await _prepared(request, state, body, prompts, params, reading)
     tenant, deadlines = tenant_of(request, body.user), read_deadlines(body)
-    wished = [with_wishes(item, beam, wish, state.engine.info.pin_tokens) for item in prepared]
+    field = "cache_control" if body.prompt_cache_retention is None else "prompt_cache_retention"
+    wished = [with_wishes(item, beam, wish, state.engine.info.pin_tokens, field) for item in prepared]
     said = [*reading.warnings, *notices(body, params, state), *(text for _, texts in wished for text in texts)]
     state.check_strict(said)
     owned = {"tenant": tenant, "tenant_weight": record.owner.weight, "lag": record.lag}

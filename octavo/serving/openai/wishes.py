@@ -75,18 +75,19 @@ def read_cache_wish(body: GenerationFields) -> CacheWish:
 
 
 def with_wishes(
-    request: GenerationRequest, beam: Beam | None, wish: CacheWish, most: int
+    request: GenerationRequest, beam: Beam | None, wish: CacheWish, most: int, field: str = "cache_control"
 ) -> tuple[GenerationRequest, list[str]]:
     """The request with what was asked for, and what of it cannot be had.
 
     Args:
         most: tokens of one prompt that may be pinned.
+        field: where that was asked for.
     """
     warnings: list[str] = []
     prompt = len(request.prompt_token_ids)
     if wish.retention and prompt > most:
         kept = f"only the first {most} of {prompt} prompt tokens" if most else "nothing"
-        warnings.append(f"{kept} can be kept in the cache for the time asked for: --cache-pin-budget")
+        warnings.append(f"{field}: {kept} can be kept in the cache for the time asked for: --cache-pin-budget")
     return replace(request, beam=beam, cache=wish), warnings
 
 

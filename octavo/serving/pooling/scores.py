@@ -9,6 +9,7 @@ from octavo.flow.request import GenerationRequest
 from octavo.inputs.pooling import PoolingProcessor
 from octavo.inputs.scoring import ScorePlan, plan_scores, read_texts, shortened
 from octavo.serving.errors import json_response
+from octavo.serving.naming import of_sides
 from octavo.serving.openai.schema import BodyReader
 from octavo.serving.pooling.answers import (
     Ranked,
@@ -36,7 +37,8 @@ async def create_scores(request: Request) -> Response:
     texts = read_texts(getattr(body, first), first), read_texts(getattr(body, second), second)
     for name, side in zip((first, second), texts, strict=True):
         check_many(len(side), name)
-    job, scores = await _scored(request, state, body, processor, texts, ("score-", warnings))
+    with of_sides(first, second).of_errors():
+        job, scores = await _scored(request, state, body, processor, texts, ("score-", warnings))
     data = [ScoreData(index=index, score=score) for index, score in enumerate(scores)]
     return json_response(Scores(data=data, **job.common))
 
@@ -53,7 +55,8 @@ async def create_ranking(request: Request) -> Response:
     if body.top_n is not None and body.top_n < 0:
         raise InvalidRequestError(f"top_n must be at least 1, or 0 for all documents, got {body.top_n}", "top_n")
     top = body.top_n or len(documents)
-    job, scores = await _scored(request, state, body, processor, (query, documents), ("rerank-", warnings))
+    with of_sides("query", "documents").of_errors():
+        job, scores = await _scored(request, state, body, processor, (query, documents), ("rerank-", warnings))
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[:top]
     shown = body.return_documents is not False
     results = [_ranked(index, scores[index], documents[index], shown) for index in order]

@@ -54,6 +54,7 @@ async def create_response(request: Request) -> Response:
         if body.truncation == "auto":
             warnings += await shortened(request, state, chat)
         job, choice = await open_chat(request, state, chat, [*warnings, *without_effect(body)])
+        job.warnings = [NAMES.message(text) for text in job.warnings]
     response = _response(body, job, keeps, state)
     making = _Making(
         state, job, ResponseWriter(response, choice.shape, state.inputs.tokenizer, wants_logprobs(body)), tenant, items

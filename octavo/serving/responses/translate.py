@@ -68,7 +68,7 @@ def without_effect(body: ResponsesRequest) -> Iterator[str]:
             "reasoning.summary has no effect: reasoning is told as it is",
         ),
         (text.get("verbosity") is not None, "text.verbosity has no effect"),
-        (set(body.include or ()) - {_LOGPROBS}, f"of include only {_LOGPROBS!r} has an effect"),
+        (set(body.include or ()) - {_LOGPROBS}, f"include: only {_LOGPROBS!r} has an effect"),
         ((body.stream_options or {}).get("include_obfuscation"), "stream_options.include_obfuscation has no effect"),
     )
     yield from (told for condition, told in found if condition)
