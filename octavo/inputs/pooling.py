@@ -73,10 +73,15 @@ class PoolingProcessor:
     def tasks(self) -> tuple[Task, ...]:
         """What may be asked for, what is usual first."""
         if self.spec.kind == "embed":
-            return ("embed", "token_embed")
+            return ("token_embed",) if self.spec.late else ("embed", "token_embed")
         if self.spec.kind == "token_classify":
             return ("token_classify",)
         return ("classify", "score") if self.spec.width == 1 else ("classify",)
+
+    @property
+    def scores(self) -> bool:
+        """Texts can be compared."""
+        return self.spec.kind == "embed" or "score" in self.tasks
 
     def task_of(self, name: str | None) -> Task:
         """The task of a name; None is the usual one.

@@ -22,13 +22,16 @@ class ScorePlan:
 
     requests: list[GenerationRequest]
     pairs: list[tuple[int, int]]
+    late: bool = False
 
     def tokens_of(self, pair: int) -> int:
         """Prompt tokens that a score has taken."""
         return sum(len(self.requests[which].prompt_token_ids) for which in set(self.pairs[pair]))
 
     def scores(self, answers: Sequence[Pooled]) -> list[float]:
-        """A cross-encoder's number, or the cosine of two vectors."""
+        """A cross-encoder's number, the cosine of two vectors or, of vectors of tokens, their `_max_sim`."""
+        if self.late:
+            return [_max_sim(values_of(answers[a]), values_of(answers[b])) for a, b in self.pairs]
         values = [values_of(answer)[0].astype(np.float64) for answer in answers]
         return [float(values[a][0]) if a == b else _cosine(values[a], values[b]) for a, b in self.pairs]
 
@@ -54,7 +57,7 @@ def plan_scores(
         )
     if processor.spec.kind == "embed":
         return _by_vectors(processor, firsts, seconds, params, request_id, framing)
-    if "score" not in processor.tasks:
+    if not processor.scores:
         raise UnsupportedError(
             "this model gives no scores: an embedding model or a classifier with one class (a cross-encoder) does"
         )
@@ -76,13 +79,14 @@ def _by_vectors(
     request_id: str,
     framing: Framing,
 ) -> ScorePlan:
-    count = len(firsts)
+    count, task = len(firsts), processor.tasks[0]
     requests: list[GenerationRequest] = []
     for side, texts in (("text_1", firsts), ("text_2", seconds)):
         for number, text in enumerate(texts):
             with _telling(side, number, len(texts)):
-                requests.append(processor.prepare(text, params, f"{request_id}-{len(requests)}", "embed", framing))
-    return ScorePlan(requests, [(min(n, count - 1), count + n) for n in range(len(seconds))])
+                requests.append(processor.prepare(text, params, f"{request_id}-{len(requests)}", task, framing))
+    pairs = [(min(n, count - 1), count + n) for n in range(len(seconds))]
+    return ScorePlan(requests, pairs, processor.spec.late)
 
 
 @contextmanager
@@ -166,3 +170,10 @@ def _part_text(part: object, name: str) -> str:
 
 def _cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
     return float(a @ b / max(float(np.sqrt((a @ a) * (b @ b))), 1e-12))
+
+
+def _max_sim(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:
+    """For each token of the first text the likest of the second's, all added up (Khattab and Zaharia 2020,
+    arXiv:2004.12832, equation 3). Both: [tokens, width]."""
+    likeness: NDArray[np.float64] = np.einsum("ik,jk->ij", first, second, dtype=np.float64, optimize=True)
+    return float(likeness.max(axis=1).sum())

@@ -30,6 +30,7 @@ _CONVERTED: dict[str, PoolingKind] = {"embed": "embed", "classify": "classify", 
 _SQUASHED_BY: dict[str, Squashing] = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax"}
 _CLASSIFIER_NAMES = ("score", "score.0", "classifier")
 _MOST_LABELS = 1 << 20
+_COLBERT = "HF_ColBERT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,9 @@ def pooled_model(opened: Checkpoint, wish: PoolingWish) -> PooledModel:
     sentence = read_sentence_files(opened.directory)
     spec, labels, tensors = replace(opened.spec, head=None), tuple[str, ...](), sentence.tensors
     ignored = [*table.ignore] if encoder else [*table.ignore, *(f"{name}.*" for name in table.model["head"].names)]
+    late = kind == "embed" and _is_late(opened, sentence)
     if kind == "embed":
-        head = sentence.dense
-        names = {f"pooler.{dense.name}": at(f"{dense.name}.linear") for dense in sentence.dense}
+        head, names = _projections(opened, sentence)
         ignored += [f"{name}.*" for name in _classifier_names(table)]
     elif answer_tokens(config):
         rows = _answers(opened)
@@ -100,7 +101,32 @@ def pooled_model(opened: Checkpoint, wish: PoolingWish) -> PooledModel:
     spec = replace(spec, pooled_head=head)
     table = replace(table, model={**table.model, **names}, ignore=tuple(ignored))
     pooler = _pooler(config, spec, kind, labels, encoder, sentence, wish)
+    if late:
+        asked = wish.config.use_activation if wish.config.normalize is None else wish.config.normalize
+        pooler = replace(pooler, late=True, normalize=asked is not False)
     return PooledModel(spec, table, pooler, sentence.files, tensors)
+
+
+def _is_late(opened: Checkpoint, sentence: SentenceFiles) -> bool:
+    """Whether texts are compared token by token (Khattab and Zaharia 2020, arXiv:2004.12832): ColBERT's own files, or
+    sentence-transformers' with a layer for every token and no pooling, as PyLate writes them."""
+    unpooled = sentence.present and sentence.how is None and bool(sentence.dense)
+    return unpooled or architecture_of(opened.config) == _COLBERT
+
+
+def _projections(opened: Checkpoint, sentence: SentenceFiles) -> tuple[tuple[DenseSpec, ...], dict[str, Any]]:
+    """What makes vectors of states, and where its weights are.
+
+    Raises:
+        CheckpointError: a ColBERT without its layer.
+    """
+    if sentence.dense or architecture_of(opened.config) != _COLBERT:
+        return sentence.dense, {f"pooler.{dense.name}": at(f"{dense.name}.linear") for dense in sentence.dense}
+    weight = opened.tensors.get("linear.weight")
+    if weight is None or len(weight.shape) != 2:
+        raise CheckpointError(f"{opened.directory} has no matrix linear.weight, which makes a ColBERT's vectors")
+    layer = DenseSpec("linear", weight.shape[0], bias="linear.bias" in opened.tensors)
+    return (layer,), {"pooler.linear": at("linear")}
 
 
 def pooled_gguf(opened: Checkpoint, metadata: Mapping[str, Any], wish: PoolingWish) -> PooledModel | None:

@@ -30,6 +30,7 @@ class PoolerSpec:
         prompts: texts that go before a text, by name; `default_prompt` names the one where none is asked for.
         lowercase: texts are made lower case first.
         joined: the two texts of a pair are read as one, the second right behind the first.
+        late: texts are compared token by token (late interaction), so every token has its vector.
         step_tag, returned: for "step": the marking token; and the classes that are returned, () for all.
     """
 
@@ -48,5 +49,6 @@ class PoolerSpec:
     default_prompt: str | None = None
     lowercase: bool = False
     joined: bool = False
+    late: bool = False
     step_tag: int | None = None
     returned: tuple[int, ...] = ()

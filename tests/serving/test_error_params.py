@@ -176,7 +176,7 @@ def test_a_text_that_is_too_long_to_be_scored_is_pointed_at(kind: Any) -> None:
     with run_server() as running:
         inputs, spec = running.state.inputs, PoolerSpec(kind, "mean", 8 if kind == "embed" else 1)
         running.state.pooling = PoolingProcessor(inputs.tokenizer, inputs.limits, spec, "tiny")
-        error = refused(running, ("/rerank", {"documents": ["a", "b", LONG + "x"]}, ""))
+        error = refused(running, ("/rerank", {"documents": ["a", "b", LONG * 20]}, ""))
         assert error["message"].startswith("documents[2]: this model's maximum context length is")
         error = refused(running, ("/score", {"text_1": LONG + "x"}, ""))
         assert (error["param"], error["message"][:8]) == ("text_1", "text_1: ")

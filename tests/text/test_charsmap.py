@@ -24,9 +24,8 @@ def table() -> bytes:
     """SentencePiece's own, of NFKC and more."""
     model = io.BytesIO()
     trainer: Any = sentencepiece.SentencePieceTrainer
-    trainer.train(
-        sentence_iterator=iter(["a b c d hello world"] * 20), model_writer=model, vocab_size=30, minloglevel=2
-    )
+    lines = iter(["a b c d hello world"] * 20)
+    trainer.train(sentence_iterator=lines, model_writer=model, vocab_size=30, hard_vocab_limit=False, minloglevel=2)
     rules = next(_message(value) for number, value in _fields(model.getvalue()) if number == 3)
     return next(_message(value) for number, value in _fields(rules) if number == 2)
 

@@ -25,6 +25,7 @@ ARCHITECTURES = (
     "BertForPreTraining",
     "BertForSequenceClassification",
     "BertForTokenClassification",
+    "HF_ColBERT",
 )
 GGUF_ARCHITECTURES = ("bert",)  # RoBERTa and DistilBERT, too: their differences are gone from such files
 

@@ -10,12 +10,11 @@ from octavo.serving.state import ServerState
 
 _TEXT_ENDPOINTS = ("/v1/completions",)
 _CHAT_ENDPOINTS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")  # these need a chat template
-_SCORING = ("score", "embed")
+_SCORING = ("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank")
 # What a pooled model has to do for each endpoint; any of them.
 _TASKS: Mapping[str, Sequence[str]] = {
     "/v1/embeddings": ("embed",),
     "/classify": ("classify",),
-    **dict.fromkeys(("/v1/score", "/score", "/v1/rerank", "/rerank", "/v2/rerank"), _SCORING),
 }
 
 
@@ -30,5 +29,7 @@ def _can(state: ServerState, path: str) -> bool:
         return path in _TEXT_ENDPOINTS or (path in _CHAT_ENDPOINTS and state.inputs.chat_template is not None)
     if path in (*_TEXT_ENDPOINTS, *_CHAT_ENDPOINTS):
         return False
+    if path in _SCORING:
+        return state.pooling.scores
     tasks = _TASKS.get(path, state.pooling.tasks)
     return any(task in state.pooling.tasks for task in tasks)
