@@ -122,7 +122,8 @@ def test_pins_within_the_budget(server: RunningServer, asked: dict[str, object])
     assert metric(server, "octavo_cache_pinned_blocks") == 3
     answer = complete(server, STORY * 3, **asked).json()
     assert answer["warnings"] == [
-        "only the first 96 of 165 prompt tokens can be kept in the cache for the time asked for: --cache-pin-budget"
+        f"{next(iter(asked))}: only the first 96 of 165 prompt tokens can be kept in the cache for the time asked for: "
+        "--cache-pin-budget"
     ]
     assert metric(server, "octavo_cache_pinned_blocks") == 6
     assert metric(server, "octavo_cache_pins_refused_total") > 0
