@@ -13,9 +13,10 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t kFetchAhead = 2048; // bytes of each panel that few rows go through: enough for memory
-constexpr int kTileStep = 12;         // blocks of rows are multiples of it
-constexpr int kPartsAThread = 16;     // tasks a thread, if there are as many blocks of rows
+constexpr int64_t kFetchAhead = 2048;      // bytes of each panel that few rows go through: enough for memory
+constexpr int64_t kFetchWaiting = 1 << 18; // bytes of the next product that a thread fetches while it waits
+constexpr int kTileStep = 12;              // blocks of rows are multiples of it
+constexpr int kPartsAThread = 16;          // tasks a thread, if there are as many blocks of rows
 
 struct Product {
   const OctavoSegment* segments;
@@ -81,17 +82,19 @@ PanelAt locate(const OctavoSegment* segments, int64_t panel) {
 struct Following {
   const uint8_t* panels;
   PanelLayout layout;
+  int64_t count; // to the end of the segment
 };
 
 Following following_at(const OctavoSegment* segments, int64_t panel) {
   const PanelAt at = locate(segments, panel);
-  const Strip strip = strip_at(segments[at.segment], at.panel);
-  return {strip.panels, strip.layout};
+  const OctavoSegment& segment = segments[at.segment];
+  const Strip strip = strip_at(segment, at.panel);
+  return {strip.panels, strip.layout, panel_count(segment.rows) - at.panel};
 }
 
 // What this thread reads first of the product that comes next; without one, what `strip` has read.
 Following next_product(const Team& team, int thread, const Product& product, const Strip& strip) {
-  if (!product.after) return {strip.panels, strip.layout};
+  if (!product.after) return {strip.panels, strip.layout, 0};
   const OctavoSegment* segments = static_cast<const OctavoSegment*>(product.after->p[0]);
   const int64_t panels = all_panels(segments, product.after->i[1]);
   const int64_t first = team.run_start(panels, thread);
@@ -141,11 +144,15 @@ void run_few(const Product& product, int64_t begin, int64_t end, Following last)
 
 void few_rows(Team& team, const Product& product) {
   const int64_t panels = all_panels(product.segments, product.segment_count);
-  team.parallel_runs(panels, widest_few(product.rows), [&](int64_t begin, int64_t end, int thread) {
-    const bool more = begin >= team.run_start(panels, thread) && end < team.run_start(panels, thread + 1);
-    run_few(product, begin, end,
-            more ? following_at(product.segments, end)
-                 : next_product(team, thread, product, strip_at(product.segments[0], 0)));
+  const int widest = widest_few(product.rows);
+  team.parallel_runs(panels, widest, [&](int64_t begin, int64_t end, int thread) {
+    const int64_t first = team.run_start(panels, thread), last = team.run_start(panels, thread + 1);
+    if (begin >= first && end < last) return run_few(product, begin, end, following_at(product.segments, end));
+    const Following next = next_product(team, thread, product, strip_at(product.segments[0], 0));
+    run_few(product, begin, end, next);
+    if (end == last)
+      team.fetch_while_waiting(thread,
+                               {next.panels, next.layout.bytes, next.count, widest, kFetchAhead, kFetchWaiting});
   });
 }
 
