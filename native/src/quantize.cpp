@@ -125,13 +125,19 @@ struct Lines {
   Vec16 d, m;
 };
 
-// As sum() of a block's two halves, added: `half(i)` is that of inputs i and i + 16.
-template <class F> Vec16 sum_lanes(F&& half) {
-  Vec16 part[16];
-  for (int i = 0; i < 16; ++i) part[i] = half(i);
-  for (int apart = 8; apart > 0; apart /= 2)
-    for (int i = 0; i < apart; ++i) part[i] = part[i] + part[i + apart];
-  return part[0];
+// Sums over the inputs of each block: squared errors, codes, their squares, and codes times values.
+struct Sums {
+  Vec16 error, q, qq, qv;
+};
+
+inline Sums operator+(const Sums& a, const Sums& b) { return {a.error + b.error, a.q + b.q, a.qq + b.qq, a.qv + b.qv}; }
+
+// Adds half(0) to half(15), each that of inputs i and i + 16, in the order of sum().
+template <int Apart = 1, class F> inline auto sum_halves(const F& half, int first = 0) {
+  if constexpr (Apart == 16)
+    return half(first);
+  else
+    return sum_halves<2 * Apart>(half, first) + sum_halves<2 * Apart>(half, first + Apart);
 }
 
 Vec16 through_half(Vec16 value) {
@@ -156,47 +162,48 @@ Lanes read_lanes(int32_t format, const uint8_t* source, int64_t first) {
   return all;
 }
 
-void codes_of(const Lanes& all, Lines line, Vec16 (&codes)[kUnit]) {
-  const Vec16 inverse = select_less(zero(), absolute(line.d), set1(1.0f) / line.d, zero());
-  for (int k = 0; k < kUnit; ++k) codes[k] = max(min(round_int((all.x[k] - line.m) * inverse), set1(kLevels)), zero());
+Vec16 inverse_of(Lines line) { return select_less(zero(), absolute(line.d), set1(1.0f) / line.d, zero()); }
+
+inline Vec16 code_of(Vec16 x, Lines line, Vec16 inverse) {
+  return max(min(round_int((x - line.m) * inverse), set1(kLevels)), zero());
 }
 
-Vec16 error_of(const Lanes& all, const Vec16 (&codes)[kUnit], Lines line) {
-  return sum_lanes([&](int i) {
-    const Vec16 low = all.x[i] - fma(codes[i], line.d, line.m);
-    const Vec16 high = all.x[i + 16] - fma(codes[i + 16], line.d, line.m);
-    return fma(high, high, low * low);
+Sums sums_of(const Lanes& all, Lines line) {
+  const Vec16 inverse = inverse_of(line);
+  return sum_halves([&](int i) {
+    const Vec16 x = all.x[i], y = all.x[i + 16];
+    const Vec16 low = code_of(x, line, inverse), high = code_of(y, line, inverse);
+    const Vec16 low_error = x - fma(low, line.d, line.m), high_error = y - fma(high, line.d, line.m);
+    return Sums{fma(high_error, high_error, low_error * low_error), low + high, fma(high, high, low * low),
+                fma(high, y, low * x)};
   });
 }
 
 // v: sums of the blocks' values.
-Lines fit(const Lanes& all, const Vec16 (&codes)[kUnit], Lines line, Vec16 v) {
-  const Vec16 count = set1(kUnit);
-  const Vec16 q = sum_lanes([&](int i) { return codes[i] + codes[i + 16]; });
-  const Vec16 qq = sum_lanes([&](int i) { return fma(codes[i + 16], codes[i + 16], codes[i] * codes[i]); });
-  const Vec16 qv = sum_lanes([&](int i) { return fma(codes[i + 16], all.x[i + 16], codes[i] * all.x[i]); });
-  const Vec16 spread = count * qq - q * q, d = (count * qv - q * v) / spread;
-  return {select_less(zero(), spread, d, line.d), select_less(zero(), spread, (v - d * q) / count, line.m)};
+Lines fit(const Sums& sums, Lines line, Vec16 v) {
+  const Vec16 count = set1(kUnit), spread = count * sums.qq - sums.q * sums.q;
+  const Vec16 d = (count * sums.qv - sums.q * v) / spread;
+  return {select_less(zero(), spread, d, line.d), select_less(zero(), spread, (v - d * sums.q) / count, line.m)};
 }
 
 Lines best_lines(const Lanes& all) {
-  const Vec16 v = sum_lanes([&](int i) { return all.x[i] + all.x[i + 16]; });
+  const Vec16 v = sum_halves([&](int i) { return all.x[i] + all.x[i + 16]; });
   Vec16 least = zero() - all.x[0], most = all.x[0];
   for (int k = 1; k < kUnit; ++k) least = max(least, zero() - all.x[k]), most = max(most, all.x[k]);
   least = least * set1(-1.0f);
   const Vec16 range = most - least;
   Lines best{through_half(range / set1(kLevels)), through_half(least)};
-  Vec16 best_error = set1(INFINITY), codes[kUnit];
+  Vec16 best_error = set1(INFINITY);
   for (const float share : kRanges) {
     const Vec16 width = range * set1(share);
     Lines line{width / set1(kLevels), least + set1(0.5f) * range * set1(1.0f - share)};
     for (int turn = 0; turn <= kFits; ++turn) {
       const Lines stored{through_half(line.d), through_half(line.m)};
-      codes_of(all, stored, codes);
-      const Vec16 error = error_of(all, codes, stored);
-      best = {select_less(error, best_error, stored.d, best.d), select_less(error, best_error, stored.m, best.m)};
-      best_error = select_less(error, best_error, error, best_error);
-      if (turn < kFits) line = fit(all, codes, line, v);
+      const Sums sums = sums_of(all, stored);
+      best = {select_less(sums.error, best_error, stored.d, best.d),
+              select_less(sums.error, best_error, stored.m, best.m)};
+      best_error = select_less(sums.error, best_error, sums.error, best_error);
+      line = fit(sums, line, v);
     }
   }
   return best;
@@ -204,10 +211,9 @@ Lines best_lines(const Lanes& all) {
 
 void write_q4_1_lanes(const Lanes& all, uint8_t* out, int64_t stride) {
   const Lines best = best_lines(all);
-  Vec16 codes[kUnit];
-  codes_of(all, best, codes);
+  const Vec16 inverse = inverse_of(best);
   float values[kUnit][kLanes];
-  for (int k = 0; k < kUnit; ++k) store(values[k], codes[k]);
+  for (int k = 0; k < kUnit; ++k) store(values[k], code_of(all.x[k], best, inverse));
   uint16_t d[kLanes], m[kLanes];
   store_f16(d, best.d);
   store_f16(m, best.m);
