@@ -55,6 +55,17 @@ def test_native_code_finds_blocks_of_q4_1_as_good_as_numpys(isa):
     np.testing.assert_allclose(errors(native, values), expected, rtol=1e-3, atol=1e-12)
 
 
+@pytest.mark.parametrize("format", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_block_of_q4_1_is_the_same_whatever_is_rounded_beside_it(isa, format):
+    """Many are rounded sixteen at a time, few one by one: 200 of them here, in rows of 5, and each block alone."""
+    values, packer = weights(1), NativePacker(library(isa), team(isa))
+    together = packer.quantize(stored(values, format), "q4_1").data.reshape(-1, 20)
+    blocks = values.reshape(-1, 1, 32)
+    alone = [packer.quantize(stored(block, format), "q4_1").data for block in blocks]
+    np.testing.assert_array_equal(together, np.stack(alone))
+
+
 def test_an_error_of_q8_0_is_half_a_step():
     values = weights()
     rounded = quantize(stored(values), "q8_0")
