@@ -9,6 +9,7 @@
 #include "linear_kernels.h"
 #include "linear_prepare.h"
 #include "simd/vec.h"
+#include "upcoming.h"
 
 namespace octavo {
 namespace {
@@ -151,8 +152,7 @@ void few_rows(Team& team, const Product& product) {
     const Following next = next_product(team, thread, product, strip_at(product.segments[0], 0));
     run_few(product, begin, end, next);
     if (end == last)
-      team.fetch_while_waiting(thread,
-                               {next.panels, next.layout.bytes, next.count, widest, kFetchAhead, kFetchWaiting});
+      fetch_while_waiting({next.panels, next.layout.bytes, next.count, widest, kFetchAhead, kFetchWaiting});
   });
 }
 

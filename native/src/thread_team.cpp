@@ -14,6 +14,7 @@
 #include <new>
 
 #include "octavo/abi.h"
+#include "upcoming.h"
 
 namespace octavo {
 namespace {
@@ -55,10 +56,13 @@ int usable_cpus() {
   return CPU_COUNT(&set);
 }
 
+thread_local Upcoming own_upcoming; // of this thread
+
 // Spins until done() holds, and fetches what the thread will read; false when that took too long.
-template <class F> bool spin(int64_t limit, Upcoming& upcoming, F&& done) {
+template <class F> bool spin(int64_t limit, F&& done) {
   if (done()) return true;
   if (limit == 0) return false;
+  Upcoming& upcoming = own_upcoming;
   const int64_t end = nanoseconds() + limit;
   do {
     for (int i = 0; i < 32; ++i) {
@@ -118,7 +122,6 @@ struct Worker {
   int number = 0;
   pthread_t handle = {};
   alignas(kLine) Run run;
-  alignas(kLine) Upcoming upcoming;
   alignas(kLine) Memory memory;
 };
 
@@ -171,7 +174,7 @@ struct Team::State {
 
   void wait_for_done(uint32_t count) {
     const auto all_done = [&] { return done.load(std::memory_order_acquire) == count; };
-    if (spin(spin_nanoseconds, workers[0].upcoming, all_done)) return;
+    if (spin(spin_nanoseconds, all_done)) return;
     caller_sleeps.store(true, std::memory_order_seq_cst);
     for (;;) {
       const uint32_t seen = done.load(std::memory_order_seq_cst);
@@ -181,10 +184,10 @@ struct Team::State {
     caller_sleeps.store(false, std::memory_order_relaxed);
   }
 
-  void wait_for_job(uint32_t last, Upcoming& upcoming) {
+  void wait_for_job(uint32_t last) {
     // A difference, because a late worker may have taken part in a job whose epoch is still to be published.
     const auto is_new = [last](uint32_t seen) { return static_cast<int32_t>(seen - last) > 0; };
-    if (spin(spin_nanoseconds, upcoming, [&] { return is_new(epoch.load(std::memory_order_acquire)); })) return;
+    if (spin(spin_nanoseconds, [&] { return is_new(epoch.load(std::memory_order_acquire)); })) return;
     sleepers.fetch_add(1, std::memory_order_seq_cst);
     for (;;) {
       const uint32_t seen = epoch.load(std::memory_order_seq_cst);
@@ -205,7 +208,7 @@ void* Team::worker(void* argument) {
   State& state = *self->team->state_;
   uint32_t last = 0;
   for (;;) {
-    state.wait_for_job(last, self->upcoming);
+    state.wait_for_job(last);
     if (state.stop.load(std::memory_order_acquire)) return nullptr;
     last = state.work(self->number);
   }
@@ -282,7 +285,7 @@ Team::~Team() {
   delete state_;
 }
 
-void Team::fetch_while_waiting(int thread, const Upcoming& upcoming) { state_->workers[thread].upcoming = upcoming; }
+void fetch_while_waiting(const Upcoming& upcoming) { own_upcoming = upcoming; }
 
 float* Team::scratch(int thread, size_t floats) { return state_->workers[thread].memory.at_least(floats); }
 

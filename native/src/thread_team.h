@@ -11,30 +11,6 @@
 
 namespace octavo {
 
-// Memory that a thread will likely read next: `columns` stretches side by side, `stride` bytes apart, then the next
-// ones.
-struct Upcoming {
-  const uint8_t* first = nullptr;
-  int64_t stride = 0;
-  int64_t stretches = 0; // of `stride` bytes
-  int columns = 0;
-  int64_t at = 0;   // bytes of a stretch that are fetched
-  int64_t left = 0; // bytes to fetch
-
-  // Brings a few lines into the second cache.
-  void fetch() {
-    for (int line = 0; line < 4 && left > 0; ++line) {
-      const int64_t count = stretches < columns ? stretches : columns;
-      for (int64_t column = 0; column < count; ++column) __builtin_prefetch(first + column * stride + at, 0, 2);
-      left -= 64 * count;
-      if ((at += 64) < stride) continue;
-      at = 0;
-      first += count * stride;
-      if ((stretches -= count) <= 0) left = 0;
-    }
-  }
-};
-
 class Team {
 public:
   using Call = void (*)(void* context, int64_t task, int thread);
@@ -86,9 +62,6 @@ public:
   }
   // Where the run of a thread begins; that of `threads()`: the end of all.
   int64_t run_start(int64_t count, int thread) const { return count * thread / threads_; }
-
-  // What a thread fetches while it waits, for others' tasks or the next job. Only from inside of its own task.
-  void fetch_while_waiting(int thread, const Upcoming& upcoming);
 
   // Memory of one thread, 64-byte aligned, grown when needed. It is the same memory at every call: a task asks once,
   // for all it needs, and what it holds does not outlive the task.
