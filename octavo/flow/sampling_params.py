@@ -62,7 +62,7 @@ class SamplingParams:
         n: number of independent answers.
         presence_penalty: subtracted from the logit of each token the answer has, -2..2.
         frequency_penalty: subtracted once per occurrence in the answer, -2..2.
-        repetition_penalty: > 0; over 1 discourages tokens of prompt and answer (CTRL, arXiv:1909.05858).
+        repetition_penalty: 0.0001..10000; over 1 discourages tokens of prompt and answer (CTRL, arXiv:1909.05858).
         temperature: 0..2; 0 takes the likeliest token, and top_p, top_k, min_p are then off.
         top_p: (0, 1]; smallest set of tokens with at least this probability.
         top_k: number of likeliest tokens to draw from; 0 and -1 are off.
@@ -425,7 +425,7 @@ _CHECKS: tuple[Callable[[SamplingParams], None], ...] = (
     _integer("n", 1, math.inf, "an integer from 1"),
     _number("presence_penalty", -2, 2, "a number from -2 to 2"),
     _number("frequency_penalty", -2, 2, "a number from -2 to 2"),
-    _number("repetition_penalty", 0, 1e4, "a number greater than 0", open_low=True),
+    _number("repetition_penalty", 1e-4, 1e4, "a number from 0.0001 to 10000"),
     _number("temperature", 0, 2, "a number from 0 to 2"),
     _number("top_p", 0, 1, "a number greater than 0 and at most 1", open_low=True),
     _integer("top_k", -1, math.inf, "an integer from 1, or 0 or -1 (off)"),

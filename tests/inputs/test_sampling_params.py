@@ -46,7 +46,7 @@ def test_defaults_are_those_of_vllm():
         ("n", [1, 100], [0, -1, 1.5, "2", None, True]),
         ("presence_penalty", [-2, 2.0, 0], [-2.1, 2.1, float("nan"), "1", None]),
         ("frequency_penalty", [-2, 2.0], [-3, float("inf"), float("nan")]),
-        ("repetition_penalty", [0.1, 1, 2.0], [0, -1, float("nan"), float("inf")]),
+        ("repetition_penalty", [1e-4, 0.1, 1, 2.0, 1e4], [0, -1, 1e-40, 1e5, float("nan"), float("inf")]),
         ("temperature", [0, 1e-12, 5e-324, 2], [-1, -1e-9, 2.1, float("nan"), None, "0.5", True]),
         ("top_p", [1e-9, 1, 0.5], [0, 1.0001, -0.1, float("nan")]),
         ("top_k", [0, -1, 1, 999_999], [-2, 1.0, None]),
