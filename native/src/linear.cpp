@@ -182,14 +182,15 @@ StripRange strip_of(int64_t panels, int widest, int64_t index) {
   return {panels, 0};
 }
 
-// Of a segment that is no matter of dense_rows().
-int64_t strips_of(const OctavoSegment& segment, int widest) {
-  return format_of(segment.format).dense() ? 0 : strip_count(panel_count(segment.rows), widest);
+// Of a segment that is no matter of dense_rows() or all_rows().
+int64_t strips_of(const Product& product, int s, int widest) {
+  const OctavoSegment& segment = product.segments[s];
+  return linear_kernel(segment.format, product.coding).many ? strip_count(panel_count(segment.rows), widest) : 0;
 }
 
 int64_t all_strips(const Product& product, int widest) {
   int64_t count = 0;
-  for (int s = 0; s < product.segment_count; ++s) count += strips_of(product.segments[s], widest);
+  for (int s = 0; s < product.segment_count; ++s) count += strips_of(product, s, widest);
   return count;
 }
 
@@ -205,7 +206,7 @@ void run_strip(Team& team, int thread, const Product& product, int widest, int64
   int64_t first_output = product.first_output;
   int s = 0;
   for (;; ++s) {
-    const int64_t here = strips_of(product.segments[s], widest);
+    const int64_t here = strips_of(product, s, widest);
     if (index < here) break;
     index -= here;
     first_output += product.segments[s].rows;
@@ -239,6 +240,57 @@ void run_strip(Team& team, int thread, const Product& product, int widest, int64
   }
 }
 
+// --- many rows, of segments whose kernels take all rows of a strip: a task is a strip for a block of rows ---
+
+constexpr int64_t kNearInputs = 1 << 20; // that the second level keeps while strips go by
+constexpr int64_t kLeastShare = 24;      // rows that are worth preparing a strip for: a thread keeps to its share of them
+
+int64_t quads_of(const OctavoSegment& segment, Coding coding) {
+  const bool all = linear_kernel(segment.format, coding).all != nullptr;
+  return all ? (panel_count(segment.rows) + kAllPanels - 1) / kAllPanels : 0;
+}
+
+// quad: up to four panels. further: how many after this one the thread's next task likely is.
+void run_quad(Team& team, int thread, const Product& product, int64_t quad, int64_t row, int64_t rows,
+              int64_t further) {
+  int64_t first_output = product.first_output;
+  int s = 0;
+  for (int64_t here; quad >= (here = quads_of(product.segments[s], product.coding)); ++s) {
+    quad -= here;
+    first_output += product.segments[s].rows;
+  }
+  const OctavoSegment& segment = product.segments[s];
+  const LinearKernel kernel = linear_kernel(segment.format, product.coding);
+  const int64_t panel = quad * kAllPanels, left = panel_count(segment.rows) - panel;
+  const int panels = left < kAllPanels ? static_cast<int>(left) : kAllPanels;
+  Strip strip = strip_at(segment, panel);
+  if (further && left >= (further + 1) * kAllPanels)
+    strip.next = strip.panels + further * kAllPanels * strip.layout.bytes;
+  const int64_t column = first_output + panel * kLanes, at = row * product.width + column;
+  Results results{};
+  results.out = product.out + at;
+  results.stride = product.width;
+  results.lanes = segment.rows - panel * kLanes;
+  results.bias = product.bias ? product.bias + column : nullptr;
+  results.residual = product.residual ? product.residual + at : nullptr;
+  float* memory = team.scratch(thread, static_cast<size_t>(kernel.floats(product.in.cols, panels)));
+  kernel.all(strip, panels, product.in, product.first_input + row, rows, results, memory);
+}
+
+void all_rows(Team& team, const Product& product) {
+  int64_t quads = 0;
+  for (int s = 0; s < product.segment_count; ++s) quads += quads_of(product.segments[s], product.coding);
+  if (quads == 0) return;
+  const int64_t most = product.rows / kLeastShare;
+  const int64_t shares = most < 1 ? 1 : most < team.threads() ? most : team.threads();
+  const int64_t blocks = (product.rows * product.in.cols + shares * kNearInputs - 1) / (shares * kNearInputs);
+  team.parallel_shares(shares, blocks * quads, [&](int64_t share, int64_t index, int thread) {
+    const int64_t block = share * blocks + index / quads, row = block * product.rows / (shares * blocks);
+    const int64_t end = (block + 1) * product.rows / (shares * blocks);
+    run_quad(team, thread, product, index % quads, row, end - row, shares == team.threads() ? 1 : team.threads());
+  });
+}
+
 DenseProduct dense_product(const Product& product, int64_t set) {
   DenseProduct dense{};
   dense.segments = product.segments;
@@ -261,6 +313,7 @@ void many_rows(Team& team, const Product& product) {
   const int64_t height = (even + kTileStep - 1) / kTileStep * kTileStep;
   const int64_t blocks = (product.rows + height - 1) / height;
   dense_rows(team, dense_product(product, 0));
+  all_rows(team, product);
   int widest = kWidestMany; // narrower strips when there would be too few to share evenly
   while (widest > 1 && team.threads() > 1 && all_strips(product, widest) * blocks < 6 * team.threads()) widest /= 2;
   const int64_t strips = all_strips(product, widest);
@@ -302,6 +355,9 @@ Product head_product(const Product& all, int64_t head, int64_t width) {
 }
 
 void run_head(Team& team, int thread, const Product& product, int64_t row, int64_t rows) {
+  const int64_t quads = quads_of(product.segments[0], product.coding);
+  for (int64_t quad = 0; quad < quads; ++quad) run_quad(team, thread, product, quad, row, rows, 1);
+  if (quads) return;
   const int64_t panels = panel_count(product.segments[0].rows);
   for (int64_t strip = 0; strip < strip_count(panels, kWidestMany); ++strip)
     run_strip(team, thread, product, kWidestMany, strip, {row, row + rows, rows}, 1);
@@ -325,7 +381,7 @@ void gather(Team& team, const float* x, const int32_t* order, int64_t rows, int6
 // Prepares the inputs for segments of one order, and multiplies.
 void run_product(Team& team, Product& product, const float* x, int64_t depth) {
   const Needs needs = needs_of(product.segments, product.segment_count, product.coding);
-  const bool few = are_few(product.segments, product.segment_count, product.rows);
+  const bool few = are_few(product.segments, product.segment_count, product.rows, product.coding);
   const RowLayout layout{product.rows, depth, !few};
   const int32_t* order = order_of(product.segments[0]);
   const int64_t gathered = order ? (product.rows * depth + 15) / 16 * 16 : 0;
@@ -385,7 +441,7 @@ void head_linear(Team& team, const OctavoInstruction& instruction, const OctavoP
   product.coding = static_cast<Coding>(instruction.i[3]);
   const Needs needs = needs_of(product.segments, instruction.i[1], product.coding);
   product.segment_count = instruction.i[1];
-  const bool few = are_few(product.segments, product.segment_count, rows);
+  const bool few = are_few(product.segments, product.segment_count, rows, product.coding);
   const RowLayout layout{heads * rows, depth, !few};
   const int64_t gathered = (heads * rows * depth + 15) / 16 * 16;
   float* memory = team.shared(static_cast<size_t>(gathered + prepared_floats(needs, layout)));

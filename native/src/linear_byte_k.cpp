@@ -3,15 +3,13 @@
 
 namespace octavo {
 
-template <int Number> using Kernels = IntBlocks<Number, Coding::bytes>;
-
 LinearKernel byte_k_quant_kernel(int32_t format) {
   switch (format) {
-  case OCTAVO_Q2_K: return kernel_of<Kernels<OCTAVO_Q2_K>>();
-  case OCTAVO_Q3_K: return kernel_of<Kernels<OCTAVO_Q3_K>>();
-  case OCTAVO_Q4_K: return kernel_of<Kernels<OCTAVO_Q4_K>>();
-  case OCTAVO_Q5_K: return kernel_of<Kernels<OCTAVO_Q5_K>>();
-  default: return kernel_of<Kernels<OCTAVO_Q6_K>>();
+  case OCTAVO_Q2_K: return byte_kernel_of<OCTAVO_Q2_K>();
+  case OCTAVO_Q3_K: return byte_kernel_of<OCTAVO_Q3_K>();
+  case OCTAVO_Q4_K: return byte_kernel_of<OCTAVO_Q4_K>();
+  case OCTAVO_Q5_K: return byte_kernel_of<OCTAVO_Q5_K>();
+  default: return byte_kernel_of<OCTAVO_Q6_K>();
   }
 }
 

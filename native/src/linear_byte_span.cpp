@@ -3,14 +3,12 @@
 
 namespace octavo {
 
-template <int Number> using Kernels = IntBlocks<Number, Coding::bytes>;
-
 LinearKernel byte_span_kernel(int32_t format) {
   switch (format) {
-  case OCTAVO_INT4: return kernel_of<Kernels<OCTAVO_INT4>>();
-  case OCTAVO_INT4Z: return kernel_of<Kernels<OCTAVO_INT4Z>>();
-  case OCTAVO_INT8: return kernel_of<Kernels<OCTAVO_INT8>>();
-  default: return kernel_of<Kernels<OCTAVO_INT8Z>>();
+  case OCTAVO_INT4: return byte_kernel_of<OCTAVO_INT4>();
+  case OCTAVO_INT4Z: return byte_kernel_of<OCTAVO_INT4Z>();
+  case OCTAVO_INT8: return byte_kernel_of<OCTAVO_INT8>();
+  default: return byte_kernel_of<OCTAVO_INT8Z>();
   }
 }
 

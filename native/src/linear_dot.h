@@ -16,14 +16,6 @@ constexpr int kRaise = 128;
 constexpr int kRaise = 0;
 #endif
 
-// What sums of groups begin with in tiles of many rows, see kRaised: there the conversion to float costs as much as two
-// of a group's eight products.
-#if defined(OCTAVO_ISA_AVX512) && !defined(OCTAVO_VARIANT_AMX)
-constexpr int32_t first_sum(Coding coding) { return coding == Coding::bytes ? kRaisedBits : 0; }
-#else
-constexpr int32_t first_sum(Coding) { return 0; }
-#endif
-
 // What a sum starts from makes up for the offset: -(sum of the group's inputs) times this; 0: nothing to make up for.
 constexpr int dot_offset(const Format& f, Coding coding) {
   if (signed_codes(f)) return coding == Coding::bytes ? kRaise : 0;
@@ -49,6 +41,11 @@ inline Vec16 as_floats(Int16 a) { return {_mm512_castsi512_ps(a.v)}; }
 // then moves them to memory and back; and what is loaded for them, it loads again rather than keep it in a register.
 template <bool Signed> inline Int16 dot(Int16 sum, Int16 codes, int32_t inputs) {
   asm volatile("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(codes.v), "v"(_mm512_set1_epi32(inputs)));
+  return sum;
+}
+// Inputs are raised by 128, codes signed.
+inline Int16 dot_raised(Int16 sum, Int16 inputs, Int16 codes) {
+  asm volatile("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(inputs.v), "v"(codes.v));
   return sum;
 }
 inline Int16 dot_words(Int16 sum, Int16 codes, int32_t inputs) {

@@ -6,6 +6,9 @@
 #pragma once
 #include <string.h>
 
+#if defined(OCTAVO_ISA_AVX512)
+#include "linear_byte_strip.h"
+#endif
 #include "linear_dot.h"
 #include "linear_int_tile.h"
 #include "linear_kernels.h"
@@ -20,7 +23,6 @@ template <int Number, Coding C> struct IntFormat {
   static constexpr int kGroups = kUnit / f.group; // of a unit
   static constexpr int kOffset = dot_offset(f, C);
   static constexpr bool kSigned = signed_codes(f);
-  static constexpr bool kShort = C == Coding::bytes && short_scales(f);
   static constexpr int kWords = words_of_eight(C);
   static constexpr int kSpan = span_units(C);
   static constexpr int kUnitBytes = kUnit * code_bytes_of(C);
@@ -266,13 +268,28 @@ void many_int_rows(const Strip& strip, int panels, const LinearInputs& in, int64
     const IntTile tile{codes, count,     from.codes,  in.layout.rows, scales, mins,
                        from.scales, from.sums, from.starts, total, ahead,
                        first + kRun >= units ? strip.out : nullptr, strip.out_stride};
-    run_int_tile<C, Is::f.group, Is::f.mins, Is::kOffset != 0, Is::kSigned, Is::kShort>(tile, rows, panels);
+    run_int_tile<C, Is::f.group, Is::f.mins, Is::kOffset != 0, Is::kSigned>(tile, rows, panels);
   }
 }
 
 template <int Number, Coding C> struct IntBlocks {
   template <int Rows, int Panels> static constexpr FewRows kFew = few_int_rows<Number, C, Rows, Panels>;
-  static constexpr ManyRows kMany = many_int_rows<Number, C>;
+  static constexpr ManyRows many() {
+    if constexpr (kBytesInStrips && C == Coding::bytes)
+      return nullptr;
+    else
+      return many_int_rows<Number, C>;
+  }
+  static constexpr ManyRows kMany = many();
 };
+
+template <int Number> LinearKernel byte_kernel_of() {
+  LinearKernel kernel = kernel_of<IntBlocks<Number, Coding::bytes>>();
+#if defined(OCTAVO_ISA_AVX512)
+  kernel.all = all_byte_rows<Number>;
+  kernel.floats = byte_strip_floats<Number>;
+#endif
+  return kernel;
+}
 
 } // namespace octavo

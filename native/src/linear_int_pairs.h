@@ -215,10 +215,10 @@ __attribute__((noinline)) void run_pairs(const IntTile& t, int row, int fetched)
 }
 
 template <int Group, bool Mins, bool Starts, bool Signed> struct IntKinds {
-  static constexpr IntTileKind kind{Group, Mins, Starts, Signed, false};
+  static constexpr IntTileKind kind{Group, Mins, Starts, Signed};
 };
 
-template <Coding C, int Group, bool Mins, bool Starts, bool Signed, bool>
+template <Coding C, int Group, bool Mins, bool Starts, bool Signed>
 void run_int_tile(const IntTile& tile, int rows, int) {
   constexpr const IntTileKind& kKind = IntKinds<Group, Mins, Starts, Signed>::kind;
   int row = 0, done = 0;

@@ -10,7 +10,6 @@ namespace octavo {
 struct IntTileKind {
   int group; // inputs that share a weight's scale
   bool mins, starts, is_signed;
-  bool short_scales; // see short_scales()
 };
 
 // What will be read next, brought into the second level while the tile computes: lines of one plane of panels.
@@ -39,15 +38,12 @@ struct IntTile {
   int64_t out_stride;
 };
 
-template <Coding C, int Group, bool Mins, bool Starts, bool Signed, bool Short>
+template <Coding C, int Group, bool Mins, bool Starts, bool Signed>
 void run_int_tile(const IntTile& tile, int rows, int panels);
 
-// Rows that tiles of so many panels are high. With bytes, whose groups are short, totals stay in registers beside the
-// sums; with words they do not.
+// Rows that tiles of so many panels are high. With AVX-512 only words come here: linear_byte_rows.h has the bytes.
 #if defined(OCTAVO_ISA_AVX512)
-constexpr int int_tile_rows(Coding coding, int panels) {
-  return (coding == Coding::bytes || panels == 1 ? 12 : 16) / panels;
-}
+constexpr int int_tile_rows(Coding, int panels) { return panels == 1 ? 12 : 16 / panels; }
 #elif defined(OCTAVO_VARIANT_NEON_I8MM)
 constexpr int int_tile_rows(Coding, int) { return 6; }
 #elif defined(OCTAVO_ISA_AVX2) || defined(OCTAVO_ISA_NEON)

@@ -29,7 +29,7 @@ template <Coding C, IntTileKind const& Kind, int Rows, int Panels> struct IntSum
   OCTAVO_INLINE void open(const int32_t* starts) {
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
-      const Int16 start = set_words(Kind.starts ? starts[r] : first_sum(C));
+      const Int16 start = set_words(Kind.starts ? starts[r] : 0);
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) sum[r][p] = start;
     }
@@ -96,7 +96,7 @@ inline void fetch_results(const IntTile& t, int rows, int panels) {
     for (int p = 0; p < panels; ++p) __builtin_prefetch(t.out + r * t.out_stride + p * kLanes, 1, 2);
 }
 
-// Parts of a span and totals in memory: where a span is many products long.
+// Parts of a span and totals in memory.
 template <Coding C, IntTileKind const& Kind, int Rows, int Panels> struct StoredTile {
   using Sums = IntSums<C, Kind, Rows, Panels>;
   static constexpr int kGroups = Sums::kGroups, kSpan = span_units(C);
@@ -169,71 +169,6 @@ template <Coding C, IntTileKind const& Kind, int Rows, int Panels> struct Stored
   }
 };
 
-// All in registers: a store an output and group would wait for room among the stores. Sums begin as kRaised, so that
-// they are floats without a conversion; with short scales scale * (kRaised + sum) - scale * kRaised is one operation,
-// rounded once, and that is the rounded product of the scale and the sum.
-template <Coding C, IntTileKind const& Kind, int Rows, int Panels> struct HeldTile {
-  using Sums = IntSums<C, Kind, Rows, Panels>;
-  static constexpr int kGroups = Sums::kGroups;
-  static_assert(span_units(C) == 1, "a span is a unit");
-  const IntTile t;
-  using Floats = Vec16[Rows][Panels];
-
-  template <bool First, bool Last>
-  OCTAVO_INLINE void close(const Sums& sums, Floats& part, Floats& total, const IntPlace<C, Kind, Panels>& at,
-                           const float* inputs) const {
-#pragma GCC unroll 4
-    for (int p = 0; p < Panels; ++p) {
-      const Vec16 scale = load(at.scales + p * kLanes), lower = scale * set1(-kRaised);
-#pragma GCC unroll 16
-      for (int r = 0; r < Rows; ++r) {
-        const Vec16 raised = as_floats(sums.sum[r][p]);
-        Vec16 next;
-        if constexpr (First && Kind.short_scales)
-          next = fma(scale, raised, lower);
-        else if constexpr (First)
-          next = scale * (raised - set1(kRaised));
-        else
-          next = fma(scale, raised - set1(kRaised), part[r][p]);
-        next = at.add_min(r, p, next);
-        if constexpr (Last)
-          total[r][p] = fma(set1(inputs[r]), next, total[r][p]);
-        else
-          part[r][p] = next;
-      }
-    }
-  }
-
-  OCTAVO_INLINE void run() const {
-    Floats part, total;
-#pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 4
-      for (int p = 0; p < Panels; ++p) total[r][p] = load(t.total + (r * Panels + p) * kLanes);
-    IntPlace<C, Kind, Panels> at(t);
-    const float* inputs = t.input_scales;
-    for (int unit = 0; unit < t.units; ++unit, inputs += t.stride) {
-      fetch(t.ahead, unit);
-      add_group<0>(part, total, at, inputs);
-      if constexpr (kGroups == 2) add_group<1>(part, total, at, inputs);
-      at.next_unit();
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 4
-      for (int p = 0; p < Panels; ++p) store(t.total + (r * Panels + p) * kLanes, total[r][p]);
-  }
-
-  template <int Group>
-  OCTAVO_INLINE void add_group(Floats& part, Floats& total, IntPlace<C, Kind, Panels>& at, const float* inputs) const {
-    Sums sums;
-    sums.open(at.starts);
-    sums.template add<Group * Sums::kEach, (Group + 1) * Sums::kEach>(at.codes, at.inputs);
-    close<Group == 0, Group == kGroups - 1>(sums, part, total, at, inputs);
-    at.next_group();
-  }
-};
-
 template <Coding C, IntTileKind const& Kind> IntTile skip_rows(IntTile t, int rows, int panels) {
   t.inputs += rows * kCodeRun * code_bytes_of(C);
   t.input_scales += rows;
@@ -248,10 +183,7 @@ template <Coding C, IntTileKind const& Kind> IntTile skip_rows(IntTile t, int ro
 template <Coding C, IntTileKind const& Kind, int Rows, int Panels>
 __attribute__((noinline)) void run_one(const IntTile& tile) {
   fetch_results(tile, Rows, Panels);
-  if constexpr (first_sum(C) != 0)
-    HeldTile<C, Kind, Rows, Panels>{tile}.run();
-  else
-    StoredTile<C, Kind, Rows, Panels>{tile}.run();
+  StoredTile<C, Kind, Rows, Panels>{tile}.run();
 }
 
 // As many tiles of Rows rows as there are; what is left in tiles of half as many.
@@ -264,13 +196,13 @@ template <Coding C, IntTileKind const& Kind, int Rows, int Panels> void run_rows
     if (rows > 0) run_rows<C, Kind, (Rows + 1) / 2, Panels>(tile, rows);
 }
 
-template <int Group, bool Mins, bool Starts, bool Signed, bool Short> struct IntKinds {
-  static constexpr IntTileKind kind{Group, Mins, Starts, Signed, Short};
+template <int Group, bool Mins, bool Starts, bool Signed> struct IntKinds {
+  static constexpr IntTileKind kind{Group, Mins, Starts, Signed};
 };
 
-template <Coding C, int Group, bool Mins, bool Starts, bool Signed, bool Short>
+template <Coding C, int Group, bool Mins, bool Starts, bool Signed>
 void run_int_tile(const IntTile& tile, int rows, int panels) {
-  constexpr const IntTileKind& kKind = IntKinds<Group, Mins, Starts, Signed, Short>::kind;
+  constexpr const IntTileKind& kKind = IntKinds<Group, Mins, Starts, Signed>::kind;
   if constexpr (kWidestMany == 4) {
     if (panels == 4) return run_rows<C, kKind, int_tile_rows(C, 4), 4>(tile, rows);
     if (panels == 2) return run_rows<C, kKind, int_tile_rows(C, 2), 2>(tile, rows);

@@ -30,6 +30,14 @@ constexpr int64_t dense_group(int64_t cols) {
   return ((cols + groups - 1) / groups + 1) / 2 * 2;
 }
 
+constexpr int kAllPanels = 4; // of a strip with all rows
+// Whether products of many rows with inputs in 8 bits take these raised and all rows at once, see linear_byte_rows.h.
+#if defined(OCTAVO_ISA_AVX512)
+constexpr bool kBytesInStrips = true;
+#else
+constexpr bool kBytesInStrips = false;
+#endif
+
 constexpr int kMostRows = 60;                   // of one call
 constexpr int kMostCodedRows = 216;             // likewise, with coded inputs: a strip's codes are written out for them
 constexpr int kScratchUnits = kCodeRun / kUnit; // whose codes are written out at once for such
@@ -98,17 +106,33 @@ private:
   int64_t apart_ = 0;
 };
 
+// Where the results of a strip's rows go: those of its first lane, rows `stride` apart, each + bias, then + residual.
+struct Results {
+  float* out;
+  int64_t stride;
+  int64_t lanes;         // that exist
+  const float* bias;     // of the first lane; null: none
+  const float* residual; // as out; null: none
+};
+
 // total: [rows][panels][16]; rows and panels are the kernel's own
 using FewRows = void (*)(const Strip& strip, const LinearInputs& in, int64_t row, float* total);
 // total: [rows][panels][16], rows <= kMostRows or kMostCodedRows; scratch: kScratchFloats of the thread
 using ManyRows = void (*)(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int rows, float* total,
                           float* scratch);
 
+// Of any number of rows of the prepared ones. memory: of the thread, as many floats as StripFloats says
+using AllRows = void (*)(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int64_t rows,
+                         const Results& results, float* memory);
+using StripFloats = int64_t (*)(int64_t cols, int panels);
+
 struct LinearKernel {
   // For rows <= kFewRows and 1, 2 or 4 panels, up to kWidestFew and with more than 2 rows up to 2:
   // at [rows - 1][log2(panels)].
   FewRows few[4][3];
-  ManyRows many; // null: dense_rows() does it
+  ManyRows many; // null: dense_rows() or `all` does it
+  AllRows all;   // for strips of up to kAllPanels panels; null: there is none
+  StripFloats floats;
 };
 
 LinearKernel dense_kernel(int32_t format);

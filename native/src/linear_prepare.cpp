@@ -82,14 +82,15 @@ void lay_out_codes(const Needs& needs, const RowLayout& layout, Pieces& pieces, 
   const bool wanted = needs.coding != Coding::none;
   const int64_t rows = layout.rows, cols = layout.cols, spans = span_count(needs.coding, cols / kUnit);
   const int64_t bytes = layout.size(kCodeRun) * code_bytes_of(needs.coding);
-  to.first_sum = layout.in_runs ? first_sum(needs.coding) : 0;
+  const bool in_strips = kBytesInStrips && layout.in_runs && needs.coding == Coding::bytes;
+  to.raise = in_strips ? 128 : 0;
   to.codes = reinterpret_cast<uint8_t*>(pieces.take(wanted, bytes / 4));
   to.scales = pieces.take(wanted, rows * spans);
   to.sums16 = pieces.take(needs.code_sums16, rows * (cols / 16));
   to.sums32 = pieces.take(needs.code_sums32, rows * (cols / 32));
   for (int index = 0; index < kStartCount; ++index)
     to.starts[index] = reinterpret_cast<int32_t*>(
-        pieces.take(needs.starts >> index & 1, rows * (cols / kStarts[index].group)));
+        pieces.take(!in_strips && (needs.starts >> index & 1), rows * (cols / kStarts[index].group)));
 }
 
 Prepared lay_out(const Needs& needs, const RowLayout& layout, float* memory) {
@@ -133,7 +134,8 @@ void prepare_tiles(Team& team, const float* x, const RowLayout& layout, int64_t 
 
 } // namespace
 
-bool are_few(const OctavoSegment* segments, int count, int64_t rows) {
+bool are_few(const OctavoSegment* segments, int count, int64_t rows, Coding coding) {
+  if (kBytesInStrips && coding == Coding::bytes) return rows <= kFewRows;
   for (int s = 0; s < count; ++s)
     if (!format_of(segments[s].format).dense()) return rows <= kFewLimit;
   return rows <= kFewRows;

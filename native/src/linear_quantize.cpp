@@ -40,11 +40,12 @@ inline __m256i unit_bytes(Vec16 low, Vec16 high) {
 }
 #endif
 
-inline UnitSums store_unit_bytes(uint8_t* p, Vec16 low, Vec16 high) {
+inline UnitSums store_unit_bytes(uint8_t* p, Vec16 low, Vec16 high, uint8_t raise) {
   const __m256i codes = unit_bytes(low, high);
   const __m256i order =
       _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_shuffle_epi8(codes, order));
+  const __m256i raised = _mm256_xor_si256(codes, _mm256_set1_epi8(static_cast<char>(raise)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_shuffle_epi8(raised, order));
   return sum_words(_mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), codes), _mm256_set1_epi16(1)));
 }
 
@@ -75,7 +76,7 @@ template <class Code, class Place> int32_t store_sixteen(uint8_t* p, const Vec16
   return total;
 }
 
-UnitSums store_unit_bytes(uint8_t* p, const Vec16& low, const Vec16& high) {
+UnitSums store_unit_bytes(uint8_t* p, const Vec16& low, const Vec16& high, uint8_t) { // never raised here
   const auto place = [](int k) { return k % 2 * 4 + k / 2; };
   return {store_sixteen<int8_t>(p, low, 127.0f, place), store_sixteen<int8_t>(p + 16, high, 127.0f, place)};
 }
@@ -104,10 +105,10 @@ struct Row {
       int32_t* const starts = out.starts[index];
       if (!starts) continue;
       if (kStarts[index].group == 32) {
-        starts[at] = out.first_sum - (sums.low + sums.high) * kStarts[index].offset;
+        starts[at] = -(sums.low + sums.high) * kStarts[index].offset;
       } else {
-        starts[first] = out.first_sum - sums.low * kStarts[index].offset;
-        starts[second] = out.first_sum - sums.high * kStarts[index].offset;
+        starts[first] = -sums.low * kStarts[index].offset;
+        starts[second] = -sums.high * kStarts[index].offset;
       }
     }
   }
@@ -135,7 +136,8 @@ template <Coding C> void quantize_span(const float* x, const Row& to, int64_t sp
   for (int64_t unit = first; unit < last; ++unit) {
     uint8_t* codes = to.out.codes + to.layout.at(to.row, unit * kUnit, kCodeRun) * code_bytes_of(C);
     const Vec16 low = load(x + unit * kUnit) * inverse, high = load(x + unit * kUnit + 16) * inverse;
-    const UnitSums sums = C == Coding::bytes ? store_unit_bytes(codes, low, high) : store_unit_words(codes, low, high);
+    const UnitSums sums =
+        C == Coding::bytes ? store_unit_bytes(codes, low, high, to.out.raise) : store_unit_words(codes, low, high);
     if (needs_sums) to.write_sums(unit, sums);
   }
   to.out.scales[to.layout.of_group(to.row, span, span_count(C, to.units))] = is_zero ? 0.0f : most / largest_code(C);
@@ -172,8 +174,9 @@ public:
     __m512i sums[4]; // of rows r and r + 4
     for (int r = 0; r < 4; ++r) {
       const __m512i pair = order_pair(words_of(unit, r, inverse[r]), words_of(unit, r + 4, inverse[r + 4]));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + r * kCodeRun), _mm512_castsi512_si256(pair));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + (r + 4) * kCodeRun), _mm512_extracti64x4_epi64(pair, 1));
+      const __m512i raised = _mm512_xor_si512(pair, _mm512_set1_epi8(static_cast<char>(out_.raise)));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + r * kCodeRun), _mm512_castsi512_si256(raised));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + (r + 4) * kCodeRun), _mm512_extracti64x4_epi64(raised, 1));
       sums[r] = _mm512_madd_epi16(_mm512_maddubs_epi16(_mm512_set1_epi8(1), pair), _mm512_set1_epi16(1));
     }
     if (needs_sums_) write_sums(unit, sums);
@@ -227,22 +230,6 @@ private:
       _mm256_storeu_ps(out_.sums16 + second, _mm256_cvtepi32_ps(high));
     }
     if (out_.sums32) _mm256_storeu_ps(out_.sums32 + one, _mm256_cvtepi32_ps(whole));
-    for (int index = 0; index < kStartCount; ++index) {
-      int32_t* const starts = out_.starts[index];
-      if (!starts) continue;
-      const int offset = kStarts[index].offset;
-      if (kStarts[index].group == 32) {
-        write_starts(starts + one, whole, offset);
-      } else {
-        write_starts(starts + first, low, offset);
-        write_starts(starts + second, high, offset);
-      }
-    }
-  }
-
-  void write_starts(int32_t* to, __m256i sums, int offset) const {
-    const __m256i taken = _mm256_mullo_epi32(sums, _mm256_set1_epi32(offset));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_sub_epi32(_mm256_set1_epi32(out_.first_sum), taken));
   }
 
   const float* x_;

@@ -43,13 +43,8 @@ struct RowLayout {
 constexpr int kFloatRun = 64; // inputs of a run in floats
 constexpr int kCodeRun = 128; // whole spans
 
-// Sums of bytes can begin with the bits of 1.5 * 2^23, whose last bit counts ones: the bits of a sum below 2^22 either
-// way are then those of the float kRaised + sum. (Sums of 32 products of 255 and 128 are below 2^21.)
-constexpr float kRaised = 12582912.0f;
-constexpr int32_t kRaisedBits = 0x4b400000;
-
 // What a sum of codes * inputs starts from where a format's codes are raised by an offset: -offset * sum of the input
-// codes, over the inputs of a group, + first_sum.
+// codes, over the inputs of a group.
 struct Start {
   int offset, group;
 };
@@ -70,7 +65,7 @@ struct CodedInputs {
   float* sums16;                // [cols / 16] sums of codes
   float* sums32;                // [cols / 32]
   int32_t* starts[kStartCount]; // [cols / group]
-  int32_t first_sum;            // 0 or kRaisedBits
+  uint8_t raise;                // 128: codes of 8 bits are unsigned, code + 128
 };
 
 constexpr int kQuantizedRows = 8; // at once: numbers of a group of several rows stand together

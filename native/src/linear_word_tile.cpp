@@ -11,11 +11,11 @@ namespace octavo {
 
 constexpr Coding kWords = Coding::words;
 
-template void run_int_tile<kWords, 32, false, true, false, false>(const IntTile&, int, int);
-template void run_int_tile<kWords, 32, true, false, false, false>(const IntTile&, int, int);
-template void run_int_tile<kWords, 16, false, true, false, false>(const IntTile&, int, int);
-template void run_int_tile<kWords, 16, true, false, false, false>(const IntTile&, int, int);
-template void run_int_tile<kWords, 32, false, false, true, false>(const IntTile&, int, int);
-template void run_int_tile<kWords, 32, true, false, true, false>(const IntTile&, int, int);
+template void run_int_tile<kWords, 32, false, true, false>(const IntTile&, int, int);
+template void run_int_tile<kWords, 32, true, false, false>(const IntTile&, int, int);
+template void run_int_tile<kWords, 16, false, true, false>(const IntTile&, int, int);
+template void run_int_tile<kWords, 16, true, false, false>(const IntTile&, int, int);
+template void run_int_tile<kWords, 32, false, false, true>(const IntTile&, int, int);
+template void run_int_tile<kWords, 32, true, false, true>(const IntTile&, int, int);
 
 } // namespace octavo

@@ -123,6 +123,7 @@ struct Worker {
   pthread_t handle = {};
   alignas(kLine) Run run;
   alignas(kLine) Memory memory;
+  alignas(kLine) std::atomic<int64_t> taken{0}; // of the share with this number
 };
 
 } // namespace
@@ -286,6 +287,8 @@ Team::~Team() {
 }
 
 void fetch_while_waiting(const Upcoming& upcoming) { own_upcoming = upcoming; }
+
+std::atomic<int64_t>& Team::taken(int64_t share) { return state_->workers[share].taken; }
 
 float* Team::scratch(int thread, size_t floats) { return state_->workers[thread].memory.at_least(floats); }
 

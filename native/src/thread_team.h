@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <atomic>
 #include <type_traits>
 
 namespace octavo {
@@ -36,16 +37,31 @@ public:
     run(tasks, call, const_cast<void*>(static_cast<const void*>(&f)));
   }
 
-  // f(begin, end, thread) over contiguous, near-equal ranges of 0 .. count - 1, none shorter than `least` but the last.
+  // f(share, index, thread) for every index in 0 .. each - 1 of every share in 0 .. shares - 1, at most one a thread. A
+  // thread begins with the share of its own number and then helps others: where shares are the same rows again and
+  // again, a thread finds near what it wrote.
+  template <class F> void parallel_shares(int64_t shares, int64_t each, F&& f) {
+    for (int64_t share = 0; share < shares; ++share) taken(share).store(0, std::memory_order_relaxed);
+    parallel(shares * each, [&](int64_t, int thread) { // as many tasks as indices: each finds one
+      for (int64_t share = thread % shares;; share = (share + 1) % shares) {
+        const int64_t index = taken(share).fetch_add(1, std::memory_order_relaxed);
+        if (index < each) return f(share, index, thread);
+      }
+    });
+  }
+
+  // f(begin, end, thread) over contiguous, near-equal ranges of 0 .. count - 1, shared out as parallel_shares does; none
+  // is shorter than `least` but the last.
   template <class F> void parallel_ranges(int64_t count, int64_t least, F&& f) {
     if (count <= 0) return;
     const int64_t most = least < 1 ? count : (count + least - 1) / least;
     const int64_t parts = most < 4 * threads_ ? most : 4 * threads_;
-    const int64_t length = (count + parts - 1) / parts;
-    parallel((count + length - 1) / length, [&](int64_t part, int thread) {
-      const int64_t begin = part * length;
+    const int64_t shares = parts < threads_ ? parts : threads_, each = parts / shares;
+    const int64_t length = (count + shares * each - 1) / (shares * each);
+    parallel_shares(shares, each, [&](int64_t share, int64_t index, int thread) {
+      const int64_t begin = (share * each + index) * length;
       const int64_t end = begin + length < count ? begin + length : count;
-      f(begin, end, thread);
+      if (begin < end) f(begin, end, thread);
     });
   }
 
@@ -77,6 +93,7 @@ private:
   void run(int64_t tasks, Call call, void* context);
   void begin_runs(int64_t count);
   bool next_piece(int thread, int64_t longest, int64_t& begin, int64_t& end);
+  std::atomic<int64_t>& taken(int64_t share); // indices of it that are taken
   static void* worker(void* argument);
 
   int threads_;
