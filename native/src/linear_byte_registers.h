@@ -81,7 +81,7 @@ template <int Group, bool Mins, bool Short> struct ByteKinds {
 
 template <int Group, bool Mins, bool Short>
 void run_byte_rows(const ByteRows& all, int64_t rows, int panels, const Results& results) {
-  constexpr const ByteKind& kKind = ByteKinds<Group, Mins, Short>::kind;
+  using Kinds = ByteKinds<Group, Mins, Short>;
   for (const uint8_t* line = all.ahead; line < all.ahead_end; line += 64) __builtin_prefetch(line, 0, 2);
   with_tiles([&](auto& tiles) {
     using Registers = typename std::remove_reference<decltype(tiles)>::type;
@@ -92,9 +92,9 @@ void run_byte_rows(const ByteRows& all, int64_t rows, int panels, const Results&
       for (int panel = 0; panel < panels; panel += 2) {
         const ByteRows from = all.from_row(row).from_panel(panel);
         if (panel + 1 < panels)
-          ByteRegisters<kKind, 2, Registers>(tiles, from).run(count, totals + panel * kLanes);
+          ByteRegisters<Kinds::kind, 2, Registers>(tiles, from).run(count, totals + panel * kLanes);
         else
-          ByteRegisters<kKind, 1, Registers>(tiles, from).run(count, totals + panel * kLanes);
+          ByteRegisters<Kinds::kind, 1, Registers>(tiles, from).run(count, totals + panel * kLanes);
       }
       write_results(results, row, count, panels, totals);
     }
