@@ -89,7 +89,7 @@ def test_teams_count_their_threads_and_close_twice():
 
 
 def test_memory_that_is_not_granted_is_told_in_bytes():
-    with pytest.raises(ConfigError, match=f"{1 << 60} bytes of memory cannot be had"):
+    with pytest.raises(ConfigError, match=f"{1 << 60} bytes of memory cannot be had: .*--kv-cache-size"):
         aligned_bytes(1 << 60)
 
 

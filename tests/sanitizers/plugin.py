@@ -47,7 +47,7 @@ def exact_bytes(count):
     """As `allocate.aligned_bytes`, from malloc and with nothing spare: a sanitizer sees the first byte past the end."""
     address = ctypes.c_void_p()
     if _LIBC.posix_memalign(ctypes.byref(address), allocate.ALIGNMENT, max(count, 1)) != 0:
-        raise ConfigError(f"{count} bytes of memory cannot be had")
+        raise ConfigError(f"{count} bytes of memory cannot be had: a smaller --kv-cache-size needs less")
     memory = (ctypes.c_uint8 * count).from_address(address.value)
     array = np.frombuffer(memory, np.uint8, count) if count else np.empty(0, np.uint8)
     weakref.finalize(memory, _LIBC.free, address)

@@ -32,7 +32,10 @@ def mapped_bytes(count: int) -> Bytes:
     try:
         mapping = mmap.mmap(-1, max(count, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise ConfigError(f"{count} bytes of memory cannot be had: {error.strerror}") from error
+        raise ConfigError(
+            f"{count} bytes of memory cannot be had: {error.strerror}; a smaller --kv-cache-size or "
+            "--max-num-batched-tokens needs less, or raise the limit of the process (ulimit -v, -d)"
+        ) from error
     if hasattr(mmap, "MADV_HUGEPAGE") and count >= 4 * _MAPPING_THRESHOLD:
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapping, np.uint8, count)
