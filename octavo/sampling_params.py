@@ -12,3 +12,12 @@ __all__ = [
     "SamplingParams",
     "StructuredOutputsParams",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "GuidedDecodingParams":  # vLLM's older name; SamplingParams(guided_decoding=...) is answered likewise
+        raise ImportError(
+            "GuidedDecodingParams is StructuredOutputsParams now, with the same fields: "
+            "SamplingParams(structured_outputs=StructuredOutputsParams(...))"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -79,7 +79,8 @@ def answer(config: EngineConfig, batch: "BatchFile", journal: "Journal", out: Pa
     if out is not None:
         journal.finish(batch.digests, out)
     before = f", {shown.before} of them by an earlier run" if shown.before else ""
-    print(f"{shown.total} requests answered{before}; {failed} failed", file=sys.stderr)
+    requests = "request" if shown.total == 1 else "requests"
+    print(f"{shown.total} {requests} answered{before}; {failed} failed", file=sys.stderr)
     return 0
 
 

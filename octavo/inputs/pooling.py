@@ -98,7 +98,7 @@ class PoolingProcessor:
             return self.tasks[-1] if self.spec.kind == "embed" else self.tasks[0]
         if task not in self.tasks:
             raise InvalidRequestError(
-                f"task {name[:64]!r} is not what model {self._name} does; it does {' and '.join(self.tasks)}", "task"
+                f"model {self._name} has no task {name[:64]!r}; it does {' and '.join(self.tasks)}", "task"
             )
         return task
 

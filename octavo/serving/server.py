@@ -234,7 +234,7 @@ def greeting(config: EngineConfig, state: "ServerState", address: str, seconds: 
     yield f"context  {info.max_model_len} tokens; {many} at once, {kept}"
     if state.sampling_defaults and state.pooling is None:
         values = ", ".join(f"{name} {value}" for name, value in sorted(state.sampling_defaults.items()))
-        yield f"sampling {values}, from generation_config ('vllm': none)"
+        yield f"sampling {values}, the model's own (--generation-config vllm: without)"
     yield f"ready    in {seconds:.1f} s (engine {info.start_seconds:.1f} s)"
     keys = bool(config.serving.api_key or config.serving.api_key_file)
     yield f"address  {address}" + (" (API key needed)" if keys else "")

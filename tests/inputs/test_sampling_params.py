@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 
+import octavo.sampling_params
 from octavo.errors import InvalidRequestError, OctavoError, UnsupportedError
 from octavo.flow.generation_config import defaults_from, end_ids
 from octavo.flow.sampling_params import RequestOutputKind, SamplingParams
@@ -86,6 +87,12 @@ def test_removed_options_say_what_to_do_instead(name):
     with pytest.raises(InvalidRequestError, match=f"{name} is not a sampling parameter any more") as caught:
         SamplingParams(**{name: 1})
     assert caught.value.param == name
+
+
+def test_the_older_name_of_forms_says_what_to_import_instead():
+    with pytest.raises(ImportError, match="GuidedDecodingParams is StructuredOutputsParams now"):
+        exec("from octavo.sampling_params import GuidedDecodingParams")
+    assert not hasattr(octavo.sampling_params, "NothingOfThisName")
 
 
 def test_misspelt_options_are_named():

@@ -264,7 +264,7 @@ LONG = "panda " * 80
         ("/v2/embed", {"texts": ["a"], "truncate": "NONE", "max_tokens": 3}, "max_tokens cuts"),
         ("/v2/embed", {"texts": ["a"], "embedding_types": ["int8"]}, "embedding_types may be"),
         ("/pooling", {"input": "a", "task": "classify"}, "does embed and token_embed"),
-        ("/classify", {"input": "a"}, "does embed and token_embed"),
+        ("/classify", {"input": "a"}, "has no task 'classify'; it does embed and token_embed"),
         ("/score", {"text_1": "a"}, "text_2: this field is required"),
         ("/score", {"text_1": ["a", "b"], "text_2": ["a"]}, "2 texts cannot be scored against 1"),
         ("/score", {"text_1": [], "text_2": ["a"]}, "text_1 is empty"),

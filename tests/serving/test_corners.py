@@ -183,7 +183,8 @@ def test_defaults_of_the_model_are_told_and_give_way_to_what_a_request_says(scri
         told = list(greeting(config_of(), running.state, running.url, 1.0))
     found = [(sampling.repetition_penalty, sampling.temperature) for sampling in seen]
     assert found == [(1.3, 0.1)] * 2 + [(1.0, 1.0)] * 2 + [(1.3, 0.1)] * 2
-    assert "sampling repetition_penalty 1.3, temperature 0.1, top_k 0, from generation_config ('vllm': none)" in told
+    values = "repetition_penalty 1.3, temperature 0.1, top_k 0"
+    assert f"sampling {values}, the model's own (--generation-config vllm: without)" in told
     assert len(told) <= 10
 
 
