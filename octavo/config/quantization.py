@@ -34,8 +34,9 @@ def choose_quantization(asked: str | None, stored: str, method: str = "") -> tup
     ours = ", ".join(FORMAT_OF_SCHEME)
     if quantized and (asked in _CHECKPOINTS or asked in FORMAT_OF_SCHEME):
         what = f"the checkpoint is {kind}" if kind != "gguf" else "it is a GGUF file"
+        coded = " already" if stored in FORMAT_OF_DTYPE.values() else f", its weights are {stored} already"
         raise ConfigError(
-            f"quantization {asked}: {what}, its weights are {stored} already, and rounding them again would only lose; "
+            f"quantization {asked}: {what}{coded}, and rounding it again would only lose; "
             "leave it out, or load the unquantized model"
         )
     if asked == "gguf":

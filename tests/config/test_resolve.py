@@ -227,6 +227,11 @@ def test_quantization_that_cannot_be(asked: str, format: str, error: type[Except
         resolve(facts=replace(FACTS, format=format), quantization=asked)
 
 
+def test_a_checkpoint_with_more_plain_weights_than_codes_is_told_as_quantized() -> None:
+    with pytest.raises(ConfigError, match="the checkpoint is awq already, and rounding it again would only lose"):
+        resolve(facts=replace(FACTS, format="bf16", method="awq: 4 bits"), quantization="int8")
+
+
 def test_the_torch_backend_multiplies_floats() -> None:
     assert resolve(facts=replace(FACTS, format="q8_0"), backend="torch").linear_compute.value == "exact"
     for asked in ("int8", "int16"):
