@@ -185,15 +185,13 @@ private:
 
   // What is needed after this part: of the next one, else of what this thread does next.
   void look_ahead(int64_t part) {
-    const Row& token = tokens_[0];
     const bool more = part + 1 < parts_end_;
     fetches_ = in_chunks_ && (more || next_.token != nullptr);
     if (!fetches_) return;
-    const Row& later = more ? token : *next_.token;
+    const Row& later = more ? tokens_[0] : *next_.token;
     const int64_t begin = (more ? part + 1 : next_.part) * kPart;
-    const Row* row = &later;
-    const int64_t first = larger(attention_.first_key(row->position) - begin, 0) / 16;
-    const int64_t end = smaller(row->last_key + 1 - begin + 15, kPart) / 16;
+    const int64_t first = larger(attention_.first_key(later.position) - begin, 0) / 16;
+    const int64_t end = smaller(later.last_key + 1 - begin + 15, kPart) / 16;
     fetches_ = first < end;
     if (!fetches_) return;
     ahead_ = place_of(later, more ? kv_head_ : next_.head, begin, first, end);

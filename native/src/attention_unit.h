@@ -320,11 +320,13 @@ protected:
     }
     for (int64_t row = first; row < last; ++row) {
       const SeenScores seen_scores = scores_of(row);
-      if (seen_scores.first < seen_scores.last) part_.weight[row] = seen_scores.template to_weights<Format::kInPairs>(part_.largest[row]);
+      if (seen_scores.first < seen_scores.last)
+        part_.weight[row] = seen_scores.template to_weights<Format::kInPairs>(part_.largest[row]);
     }
   }
 
-  // Weights times the scales of the values, of `count` rows, [count][kKeys]. Those of keys that nobody sees are anything.
+  // Weights times the scales of the values, of `count` rows, [count][kKeys]. Those of keys that nobody sees are
+  // anything.
   template <class Source>
   void scale_weights(const RowSet& set, const KeyBlock<Source>& block, int64_t count, float* weights) const {
     if constexpr (Format::kScaled) {

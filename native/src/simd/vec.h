@@ -5,9 +5,7 @@
 //   load_n(p, n) store_n(p, v, n)          the first n lanes, 0 <= n <= 16; other lanes are 0 and not touched in memory
 //   load_f16 load_bf16 store_f16 store_bf16 (uint16_t*)
 //   load_bf16_pairs(p, even, odd)          32 of them: those at even and those at odd places
-//   load_i8(p) load_e4m3(p) load_e5m2(p)   uint8_t*: 16 signed bytes; 16 floats of 8 bits, e4m3 times 2^-8, NaN not known
-//   load_nibbles(p, low, high)             4-bit halves of 16 bytes, less 8
-//   load_few_nibbles(p)                    those of 8 bytes, the low ones first
+//   load_e4m3(p) load_e5m2(p)              uint8_t*: 16 floats of 8 bits, e4m3 times 2^-8, NaN not known
 //   zip(even, odd, low, high)              the reverse: two vectors in order
 //   + - * /   fma(a, b, c) = a * b + c     one rounding where the hardware has it (scalar: two)
 //   max(a, b) min(a, b)                    b when a lane of either is NaN (NEON: NaN)

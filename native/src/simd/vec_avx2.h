@@ -58,11 +58,6 @@ inline void zip(Vec16 even, Vec16 odd, Vec16& low, Vec16& high) {
   high = zip(even.b, odd.b);
 }
 inline __m128i load_bytes(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
-inline Vec16 widen_i8(__m128i bytes) {
-  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
-          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes)))};
-}
-inline Vec16 load_i8(const uint8_t* p) { return widen_i8(load_bytes(p)); }
 inline Vec16 widen_f16(__m256i halves) {
   return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
 }
@@ -72,18 +67,6 @@ inline Vec16 load_e4m3(const uint8_t* p) {
 }
 inline Vec16 load_e5m2(const uint8_t* p) {
   return widen_f16(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_bytes(p)), 8));
-}
-inline Vec16 numbers_of_nibbles(__m128i bytes) {
-  return widen_i8(_mm_sub_epi8(_mm_and_si128(bytes, _mm_set1_epi8(15)), _mm_set1_epi8(8)));
-}
-inline void load_nibbles(const uint8_t* p, Vec16& low, Vec16& high) {
-  const __m128i bytes = load_bytes(p);
-  low = numbers_of_nibbles(bytes);
-  high = numbers_of_nibbles(_mm_srli_epi16(bytes, 4));
-}
-inline Vec16 load_few_nibbles(const uint8_t* p) {
-  const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-  return numbers_of_nibbles(_mm_unpacklo_epi64(eight, _mm_srli_epi16(eight, 4)));
 }
 inline void store_f16(uint16_t* p, Vec16 v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT));

@@ -40,26 +40,12 @@ inline void zip(Vec16 even, Vec16 odd, Vec16& low, Vec16& high) {
   high.v = _mm512_permutex2var_ps(even.v, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd.v);
 }
 inline __m128i load_bytes(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
-inline Vec16 load_i8(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_bytes(p)))}; }
 inline Vec16 load_e4m3(const uint8_t* p) {
   const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_bytes(p)), 7);
   return {_mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16(static_cast<int16_t>(0xbfff))))};
 }
 inline Vec16 load_e5m2(const uint8_t* p) {
   return {_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_bytes(p)), 8))};
-}
-// The permutation looks at the lowest four bits of each lane.
-inline __m512 numbers_of_nibbles(__m512i lanes) {
-  return _mm512_permutexvar_ps(lanes, _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7));
-}
-inline void load_nibbles(const uint8_t* p, Vec16& low, Vec16& high) {
-  const __m512i wide = _mm512_cvtepu8_epi32(load_bytes(p));
-  low.v = numbers_of_nibbles(wide);
-  high.v = numbers_of_nibbles(_mm512_srli_epi32(wide, 4));
-}
-inline Vec16 load_few_nibbles(const uint8_t* p) {
-  const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-  return {numbers_of_nibbles(_mm512_cvtepu8_epi32(_mm_unpacklo_epi64(eight, _mm_srli_epi16(eight, 4))))};
 }
 inline void store_f16(uint16_t* p, Vec16 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));

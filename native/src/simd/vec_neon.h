@@ -56,13 +56,6 @@ inline void zip(Vec16 even, Vec16 odd, Vec16& low, Vec16& high) {
     half.q[i % 2 * 2 + 1] = vzip2q_f32(even.q[i], odd.q[i]);
   }
 }
-inline Vec16 widen_i8(int8x16_t bytes) {
-  const int16x8_t low = vmovl_s8(vget_low_s8(bytes));
-  const int16x8_t high = vmovl_s8(vget_high_s8(bytes));
-  return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
-           vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
-}
-inline Vec16 load_i8(const uint8_t* p) { return widen_i8(vreinterpretq_s8_u8(vld1q_u8(p))); }
 inline Vec16 widen_f16(uint16x8_t low, uint16x8_t high) {
   const float16x8_t first = vreinterpretq_f16_u16(low);
   const float16x8_t second = vreinterpretq_f16_u16(high);
@@ -79,18 +72,6 @@ inline Vec16 load_e4m3(const uint8_t* p) {
 inline Vec16 load_e5m2(const uint8_t* p) {
   const uint8x16_t bytes = vld1q_u8(p);
   return widen_f16(vshll_n_u8(vget_low_u8(bytes), 8), vshll_n_u8(vget_high_u8(bytes), 8));
-}
-inline Vec16 numbers_of_nibbles(uint8x16_t nibbles) {
-  return widen_i8(vsubq_s8(vreinterpretq_s8_u8(nibbles), vdupq_n_s8(8)));
-}
-inline void load_nibbles(const uint8_t* p, Vec16& low, Vec16& high) {
-  const uint8x16_t bytes = vld1q_u8(p);
-  low = numbers_of_nibbles(vandq_u8(bytes, vdupq_n_u8(15)));
-  high = numbers_of_nibbles(vshrq_n_u8(bytes, 4));
-}
-inline Vec16 load_few_nibbles(const uint8_t* p) {
-  const uint8x8_t eight = vld1_u8(p);
-  return numbers_of_nibbles(vcombine_u8(vand_u8(eight, vdup_n_u8(15)), vshr_n_u8(eight, 4)));
 }
 inline void store_f16(uint16_t* p, Vec16 v) {
   for (int i = 0; i < 4; ++i) vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(v.q[i])));

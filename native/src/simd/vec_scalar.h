@@ -51,21 +51,11 @@ inline void zip(const Vec16& even, const Vec16& odd, Vec16& low, Vec16& high) {
   low = each_lane([&](int i) { return at(i); });
   high = each_lane([&](int i) { return at(i + 16); });
 }
-inline Vec16 load_i8(const uint8_t* p) {
-  return each_lane([&](int i) { return static_cast<float>(static_cast<int8_t>(p[i])); });
-}
 inline Vec16 load_e4m3(const uint8_t* p) {
   return each_lane([&](int i) { return from_f16(static_cast<uint16_t>((p[i] & 0x80u) << 8 | (p[i] & 0x7fu) << 7)); });
 }
 inline Vec16 load_e5m2(const uint8_t* p) {
   return each_lane([&](int i) { return from_f16(static_cast<uint16_t>(p[i] << 8)); });
-}
-inline void load_nibbles(const uint8_t* p, Vec16& low, Vec16& high) {
-  low = each_lane([&](int i) { return static_cast<float>((p[i] & 15) - 8); });
-  high = each_lane([&](int i) { return static_cast<float>((p[i] >> 4) - 8); });
-}
-inline Vec16 load_few_nibbles(const uint8_t* p) {
-  return each_lane([&](int i) { return static_cast<float>((p[i % 8] >> (i / 8 * 4) & 15) - 8); });
 }
 inline void store_f16(uint16_t* p, const Vec16& v) {
   for (int i = 0; i < 16; ++i) p[i] = to_f16(v.lane[i]);
