@@ -219,13 +219,15 @@ class BoundedProtocol(HttpToolsProtocol):
 
 def _send_unchunked(cycle: RequestResponseCycle) -> None:
     """Let an answer of unknown length end with the connection: HTTP/1.0 knows no chunks (RFC 9112, section 6.3)."""
-    send = cycle.send
+    send, unknown = cycle.send, False
 
     async def send_plain(message: Any) -> None:
+        nonlocal unknown
         if message["type"] == "http.response.start":
-            if all(name.lower() != b"content-length" for name, _ in message.get("headers", [])):
+            unknown = all(name.lower() != b"content-length" for name, _ in message.get("headers", []))
+            if unknown:
                 cycle.chunked_encoding = False
-        elif message["type"] == "http.response.body" and not cycle.expected_content_length:
+        elif message["type"] == "http.response.body" and unknown:
             cycle.expected_content_length = len(message.get("body", b""))
         await send(message)
 

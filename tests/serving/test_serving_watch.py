@@ -33,7 +33,7 @@ def request(name: str = "r", max_tokens: int = 100, n: int = 1) -> GenerationReq
     return GenerationRequest(name, (72, 105), Sampling(), Stopping(max_tokens), n=n)
 
 
-def run(test: Test, command: tuple[str, ...] = COMMAND, timeout: float = 4.0) -> None:
+def run(test: Test, command: tuple[str, ...] = COMMAND, timeout: float = 8.0) -> None:
     """Run a test with an engine process that is ready."""
     config = EngineConfig(
         model=ModelConfig(model="endless"),
