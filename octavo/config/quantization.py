@@ -57,7 +57,7 @@ def choose_linear_compute(asked: str, weights: str, scheme: str, backend: str) -
     """Choose "exact", "int16" or "int8": what products with weights of block formats do with their inputs; and why.
 
     Args:
-        weights: the format that most weights have in memory.
+        weights: the format that most weights of layers have in memory.
         scheme: what they were rounded by while they loaded, or "none".
 
     Raises:

@@ -48,6 +48,7 @@ class ModelFacts:
     format: str  # in which most weights are stored: "bf16", "q4_k", ...
     file_bytes: int
     method: str = ""  # what a quantized checkpoint says it is: "gptq: 4 bits, groups of 128, ..."
+    coded: str = ""  # the format of its quantized layers, beside which an embedding may take more bytes
     pooled: bool = False  # nothing is generated
     whole: bool = False  # texts are computed in one step, since their tokens see each other both ways
     usual_length: int | None = None  # tokens of a text that it is made for, when not as many as it has positions
@@ -146,7 +147,9 @@ def resolve_model(
         weights=weights,
         quantization=quantization,
         linear_compute=Choice(
-            *choose_linear_compute(config.execution.linear_compute, weights.value, quantization.value, backend.value)
+            *choose_linear_compute(
+                config.execution.linear_compute, facts.coded or weights.value, quantization.value, backend.value
+            )
         ),
         kv_cache_dtype=_kv_cache_dtype(config, weights.value, facts.whole),
         kv_cache_dtype_skip_layers=_skipped_layers(config),

@@ -171,6 +171,7 @@ def resolve_for(config: EngineConfig, source: ModelSource, machine: Machine) -> 
         format=source.dtype,
         file_bytes=source.file_bytes,
         method=source.method,
+        coded="" if source.quantized is None else source.quantized.format,
         pooled=source.pooler is not None,
         whole=source.spec.whole,
         usual_length=None if source.pooler is None else source.pooler.max_length,

@@ -68,7 +68,7 @@ class Frontend:
             self.generation,
             self.config.model.seed,
             self.grammars,
-            pooled=None if self.pooler is None else self.shown_name,
+            pooled=None if self.pooler is None else self.pooling(info),
         )
 
     def pooling(self, info: EngineInfo) -> PoolingProcessor:

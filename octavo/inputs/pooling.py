@@ -83,8 +83,8 @@ class PoolingProcessor:
         """Texts can be compared."""
         return self.spec.kind == "embed" or "score" in self.tasks
 
-    def task_of(self, name: str | None) -> Task:
-        """The task of a name; None is the usual one.
+    def task_of(self, name: str | None, field: str = "task") -> Task:
+        """The task of a name; None is the usual one. `field`: what asked for it.
 
         Raises:
             InvalidRequestError: this model has no such task.
@@ -98,9 +98,21 @@ class PoolingProcessor:
             return self.tasks[-1] if self.spec.kind == "embed" else self.tasks[0]
         if task not in self.tasks:
             raise InvalidRequestError(
-                f"model {self._name} has no task {name[:64]!r}; it does {' and '.join(self.tasks)}", "task"
+                f"model {self._name} has no task {name[:64]!r}; it does {' and '.join(self.tasks)}", field
             )
         return task
+
+    def refuse_generation(self) -> UnsupportedError:
+        """The error for a prompt to this model; names what it does, and where to ask for it."""
+        uses = [("/v1/embeddings", "embed")] if "embed" in self.tasks else []
+        uses += [("/classify", "classify")] if "classify" in self.tasks else []
+        uses += [("/score", "score"), ("/rerank", "score")] if self.scores else []
+        routes, methods = zip(*uses, ("/pooling", "encode"), strict=True)
+        return UnsupportedError(
+            f"model {self._name} is pooled: it does {' and '.join(self.tasks)} and generates no text; "
+            f"use {' or '.join(routes)} ({', '.join(f'LLM.{name}' for name in dict.fromkeys(methods))})",
+            "model",
+        )
 
     def prepare(
         self, prompt: Prompt, params: PoolingParams | None, request_id: str, task: Task, framing: Framing = _PLAIN
@@ -317,14 +329,6 @@ def _cut(ids: list[int], limit: int | None, side: str | None) -> list[int]:
     if limit is None or len(ids) <= limit:
         return ids
     return ids[-limit:] if side == "left" else ids[:limit]
-
-
-def refuse_generation(model: str) -> UnsupportedError:
-    """The error for a prompt to a model that does not generate."""
-    return UnsupportedError(
-        f"model {model} is pooled: it answers with embeddings, classes or scores and generates no text; "
-        "use /v1/embeddings, /pooling, /classify, /score or /rerank (LLM.embed, encode, classify, score)"
-    )
 
 
 def refuse_pooling(model: str) -> UnsupportedError:

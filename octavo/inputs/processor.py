@@ -14,7 +14,7 @@ from octavo.flow.request import GenerationRequest, Repetition, Sampling, Shaping
 from octavo.flow.sampler_order import pack
 from octavo.flow.sampling_params import SamplingParams
 from octavo.inputs.limits import InputLimits, check_priority, short_salt
-from octavo.inputs.pooling import refuse_generation
+from octavo.inputs.pooling import PoolingProcessor
 from octavo.inputs.prompt import Prompt, ReadPrompt, read_prompt
 from octavo.inputs.structured import grammar_of
 from octavo.text.chat_template import ChatTemplate
@@ -41,7 +41,7 @@ class InputProcessor:
         defaults: generation_config.json, or what the GGUF file says: sampling defaults and end-of-text ids.
         seed: requests that bring no seed get seeds that follow from this one and from their order.
         grammars: None refuses structured output.
-        pooled: the name of a model that does not generate: every prompt is refused.
+        pooled: the way into a model that does not generate: every prompt is refused.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class InputProcessor:
         defaults: Mapping[str, Any] | None = None,
         seed: int = 0,
         grammars: GrammarCompiler | None = None,
-        pooled: str | None = None,
+        pooled: PoolingProcessor | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._pooled = pooled
@@ -134,7 +134,7 @@ class InputProcessor:
             UnsupportedError: what Octavo does not have.
         """
         if self._pooled is not None:
-            raise refuse_generation(self._pooled)
+            raise self._pooled.refuse_generation()
         read = read_prompt(prompt)
         check_priority(priority)
         # Callers may have changed a field since it was made; a copy is checked again.

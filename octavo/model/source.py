@@ -20,7 +20,7 @@ from octavo.errors import CheckpointError, ModelNotFoundError, UnsupportedError
 from octavo.model.checkpoint.gguf import read_gguf
 from octavo.model.checkpoint.mapped import MappedFile
 from octavo.model.checkpoint.quantized.config import read_quantization
-from octavo.model.checkpoint.quantized.methods import Quantized, read_quantized
+from octavo.model.checkpoint.quantized.methods import Quantized, main_format, read_quantized
 from octavo.model.checkpoint.safetensors import find_shards, merge, read_safetensors
 from octavo.model.families.catalog import Family, family_name, family_of, family_of_gguf
 from octavo.model.families.table import WeightTable
@@ -235,7 +235,7 @@ def _open_gguf(path: Path, wish: PoolingWish, overrides: Mapping[str, Any]) -> M
         gguf_metadata=metadata,
         generation_config=_gguf_generation(metadata),
         chat_template=template if isinstance(template, str) else None,
-        dtype=_main_format(tensors),
+        dtype=main_format(tensors.values()),
         pooler=None if pooled is None else pooled.pooler,
     )
 
@@ -276,7 +276,7 @@ def _open_directory(path: Path, wish: PoolingWish, overrides: Mapping[str, Any])
         gguf_metadata={},
         generation_config=read_json_if_present(path / "generation_config.json"),
         chat_template=_chat_template(path),
-        dtype=_main_format(tensors),
+        dtype=main_format(tensors.values()),
         quantized=quantized,
         pooler=pooler,
     )
@@ -294,13 +294,6 @@ def _named_as_today(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTens
         next((name.removesuffix(old) + new for old, new in endings.items() if name.endswith(old)), name): tensor
         for name, tensor in tensors.items()
     }
-
-
-def _main_format(tensors: Mapping[str, StoredTensor]) -> str:
-    bytes_of: dict[str, int] = {}
-    for tensor in tensors.values():
-        bytes_of[tensor.format] = bytes_of.get(tensor.format, 0) + tensor.data.nbytes
-    return max(bytes_of, key=lambda format: bytes_of[format]) if bytes_of else "f32"
 
 
 def _chat_template(directory: Path) -> str | None:

@@ -25,8 +25,12 @@ from octavo.text.tokenizer import Tokenizer
 T = TypeVar("T")
 
 _MOST_COMPILING = 64
-# The field of the body that a warning begins with.
-_FIELD = re.compile(r"(?:unknown field ['\"])?(\w+)")
+# The field of the body that a warning begins with, if it does.
+_FIELD = re.compile(
+    r"""unknown[ ]field[ ]['"](?P<unknown>[^.\['"]+)"""
+    r"""|(?P<known>[a-z]\w*)(?=[.\[:]|[ ](?:has[ ]no[ ]effect|is[ ]an[ ]old[ ]name|is[ ]not[ ]kept|of[ ]token[ ]))""",
+    re.VERBOSE,
+)
 
 
 @dataclass(slots=True)
@@ -130,9 +134,8 @@ class ServerState:
             InvalidRequestError: the first of these warnings.
         """
         if warnings and self.config.strict_requests:
-            found = _FIELD.match(warnings[0])
             raise InvalidRequestError(
-                f"{warnings[0]} (the server is strict: --strict-requests)", found[1] if found else None
+                f"{warnings[0]} (the server is strict: --strict-requests)", warned_field(warnings[0])
             )
 
     def check_model(self, name: str | None) -> None:
@@ -143,6 +146,12 @@ class ServerState:
         """
         if name and name not in self.models:
             raise UnknownModelError(f"The model `{name[:128]}` does not exist; served: {', '.join(self.models)}")
+
+
+def warned_field(warning: str) -> str | None:
+    """The field of a body that a warning speaks of; None: of none."""
+    found = _FIELD.match(warning)
+    return None if found is None else found["unknown"] or found["known"]
 
 
 def state_of(request: Request) -> ServerState:

@@ -232,6 +232,15 @@ def test_a_checkpoint_with_more_plain_weights_than_codes_is_told_as_quantized() 
         resolve(facts=replace(FACTS, format="bf16", method="awq: 4 bits"), quantization="int8")
 
 
+@pytest.mark.parametrize(
+    ("coded", "expected"), [("int4z_g128_f16", "int16"), ("e4m3_row_f32", "exact"), ("f32", "exact")]
+)
+def test_a_large_embedding_does_not_decide_how_layers_compute(coded: str, expected: str) -> None:
+    facts = replace(FACTS, format="bf16", method="awq: 4 bits", coded=coded)
+    model = resolve(facts=facts)
+    assert (model.weights.value, model.linear_compute.value) == ("bf16", expected)
+
+
 def test_the_torch_backend_multiplies_floats() -> None:
     assert resolve(facts=replace(FACTS, format="q8_0"), backend="torch").linear_compute.value == "exact"
     for asked in ("int8", "int16"):

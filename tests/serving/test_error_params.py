@@ -10,6 +10,7 @@ from octavo.outputs.answer.choose import choose_formats
 from octavo.serving.naming import MESSAGES, RESPONSES
 from octavo.serving.openai import schema, wishes
 from octavo.serving.pooling import job
+from octavo.serving.state import warned_field
 from octavo.spec.pooling import PoolerSpec
 from octavo.text.chat_template import ChatTemplate
 from tests.serving.request_fields import TALK, TOOL, USER
@@ -25,6 +26,7 @@ BASES: dict[str, dict[str, Any]] = {
     TURNS: {"model": "tiny", "max_tokens": 8, **TALK},
     "/tokenize": TALK,
     "/v1/embeddings": {"input": "a"},
+    "/classify": {"input": "a"},
     "/score": {"text_1": "a", "text_2": "b"},
     "/v2/embed": {"texts": ["a"]},
     "/rerank": {"query": "a", "documents": ["b"]},
@@ -189,6 +191,51 @@ def test_a_budget_of_thinking_is_called_as_it_was_sent() -> None:
         thinking = {"type": "enabled", "budget_tokens": 2000}
         assert refused(running, (TURNS, {"thinking": thinking}, ""))["message"].startswith("thinking.budget_tokens")
         assert refused(running, (ITEMS, {"reasoning": {"effort": "low"}}, ""))["message"].startswith("reasoning.effort")
+
+
+@pytest.mark.parametrize(
+    ("warning", "field"),
+    [
+        ("unknown field 'colour' was ignored", "colour"),
+        ("unknown field 'messages[0].mood' was ignored", "messages"),
+        ("unknown field 'my field' was ignored", "my field"),
+        (
+            "response_format.propertys is no keyword of JSON Schema and has no effect; 'properties' is one",
+            "response_format",
+        ),
+        ("tools[0].function.parameters.x is no keyword", "tools"),
+        ("store: the response could not be stored", "store"),
+        ("guided_json is an old name: use structured_outputs.json", "guided_json"),
+        ("logit_bias of token 5 was brought into the range of +-100", "logit_bias"),
+        ("the answer ends where its form ends", None),
+        ("numbers are written as text", None),
+    ],
+)
+def test_a_warning_names_a_field_only_where_it_begins_with_one(warning: str, field: str | None) -> None:
+    assert warned_field(warning) == field
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "advice"),
+    [
+        (
+            "embed",
+            8,
+            "it does embed and token_embed and generates no text; use /v1/embeddings or /score or /rerank or ",
+        ),
+        ("classify", 3, "it does classify and generates no text; use /classify or /pooling (LLM.classify, LLM.encode)"),
+        ("token_classify", 3, "it does token_classify and generates no text; use /pooling (LLM.encode)"),
+    ],
+)
+def test_a_pooled_model_advises_what_it_can(kind: Any, width: int, advice: str) -> None:
+    with run_server() as running:
+        inputs, spec = running.state.inputs, PoolerSpec(kind, "mean", width)
+        running.state.pooling = PoolingProcessor(inputs.tokenizer, inputs.limits, spec, "tiny")
+        error = refused(running, ("/v1/chat/completions", {}, ""))
+        assert advice in error["message"]
+        assert error["param"] == "model"
+        wrong = "/v1/embeddings" if kind != "embed" else "/classify"
+        assert refused(running, (wrong, {}, ""))["param"] == "model"
 
 
 def test_what_is_quoted_or_only_alike_stays() -> None:

@@ -19,7 +19,6 @@ from octavo.flow.receipt import Receipt, ReceiptFields, open_receipt
 from octavo.flow.request import GenerationRequest
 from octavo.flow.result import FinishReason, TokenLogprobs
 from octavo.flow.sampling_params import SamplingParams
-from octavo.inputs.pooling import refuse_generation
 from octavo.inputs.processor import InputProcessor
 from octavo.serving.limits import LONG_TEXT, check_counts, check_depth, read_body
 from octavo.serving.openai.answers import PromptTokensDetails, Usage
@@ -157,7 +156,7 @@ def check_generation(state: ServerState, body: GenerationFields) -> None:
     """
     state.check_model(body.model)
     if state.pooling is not None:
-        raise refuse_generation(state.models[0])
+        raise state.pooling.refuse_generation()
     refuse_unsupported(body)
     check_counts(body)
     fill_in(body, state.config)

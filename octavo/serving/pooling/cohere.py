@@ -38,7 +38,7 @@ async def create_cohere_embeddings(request: Request) -> Response:
     warnings += [f"{name} has no effect: {usual}" for name, usual in _OTHER_NAMES.items() if getattr(body, name)]
     texts, kinds = _texts(body), _kinds(body)
     plain = _as_embedding(body, texts, processor)
-    task = processor.task_of("embed")
+    task = processor.task_of("embed", "model")
     with _names(body).of_errors():
         params = params_of(plain, dimensions=plain.dimensions)
         job = await run_inputs(request, state, plain, "embd-", task, params, warnings)

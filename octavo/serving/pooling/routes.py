@@ -29,7 +29,7 @@ async def create_embeddings(request: Request) -> Response:
     """A vector for every input."""
     state = state_of(request)
     body, processor, warnings = await read_pooled(request, state, _EMBEDDINGS)
-    task = processor.task_of("embed")
+    task = processor.task_of("embed", "model")
     job = await run_inputs(request, state, body, "embd-", task, params_of(body, dimensions=body.dimensions), warnings)
     if _as_bytes(body):
         return bytes_response(job, body, False)
@@ -63,7 +63,7 @@ async def create_classes(request: Request) -> Response:
     """The class of every input."""
     state = state_of(request)
     body, processor, warnings = await read_pooled(request, state, _CLASSIFY)
-    task = processor.task_of("classify")
+    task = processor.task_of("classify", "model")
     job = await run_inputs(request, state, body, "classify-", task, params_of(body), warnings)
     data = _classes(job, processor.spec.labels)
     return json_response(Classes(data=data, **job.common))

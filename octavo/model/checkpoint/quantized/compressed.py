@@ -6,7 +6,6 @@ weight_g_idx [in]. Codes of 3, 5, 6 and 7 bits follow each other without gaps si
 a word holds whole were in it, and its highest bits empty.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -26,6 +25,7 @@ from octavo.model.checkpoint.quantized.module import (
     shape_of,
     unpack_bits,
 )
+from octavo.model.checkpoint.quantized.patterns import Patterns
 from octavo.ops.weight import Bytes, StoredTensor
 from octavo.quantization.span_rows import pack_codes
 
@@ -78,17 +78,17 @@ def read_modules(config: QuantizationConfig, tensors: Mapping[str, StoredTensor]
         UnsupportedError: a format or scheme that Octavo does not have.
         CheckpointError: tensors are missing, misshapen or contradict the configuration; names them.
     """
-    schemes = _schemes(config)
+    schemes, patterns = _schemes(config), Patterns(f"{config.where}: target", "re:")
     modules: list[Module] = []
     for tensor in tensors.values():
         name, _, ending = tensor.name.rpartition(".")
         module = ModuleTensors(name, tensors)
         if ending == "weight_packed":
-            modules.append(_packed(module, _scheme_of(config, schemes, name)))
+            modules.append(_packed(module, _scheme_of(config, schemes, patterns, name)))
         elif ending == "weight" and tensor.format == "i8":
-            modules.append(_plain(module, _scheme_of(config, schemes, name)))
+            modules.append(_plain(module, _scheme_of(config, schemes, patterns, name)))
         elif ending == "weight" and tensor.format.startswith("f8_e"):
-            modules.append(float8_module(module, _scheme_of(config, schemes, name).float_block))
+            modules.append(float8_module(module, _scheme_of(config, schemes, patterns, name).float_block))
     return modules
 
 
@@ -147,24 +147,17 @@ def _scheme(config: QuantizationConfig, key: str, group: Any) -> Scheme | None:
     )
 
 
-def _scheme_of(config: QuantizationConfig, schemes: Sequence[Scheme], name: str) -> Scheme:
+def _scheme_of(config: QuantizationConfig, schemes: Sequence[Scheme], patterns: Patterns, name: str) -> Scheme:
     """The first scheme that targets a module by name, else one that targets a class."""
     for scheme in schemes:
-        if any(_matches(target, name) for target in scheme.targets):
+        if any(
+            patterns.begins(target, name) if target.startswith("re:") else target == name for target in scheme.targets
+        ):
             return scheme
     by_class = [scheme for scheme in schemes if any(target in ("Linear", "Embedding") for target in scheme.targets)]
     if not by_class:
         raise CheckpointError(f"{config.where}: no config_groups entry targets the quantized module {name}")
     return by_class[0]
-
-
-def _matches(target: str, name: str) -> bool:
-    if not target.startswith("re:"):
-        return target == name
-    try:
-        return re.match(target.removeprefix("re:"), name) is not None
-    except re.error as error:
-        raise CheckpointError(f"target {target!r} of the quantization is no regular expression: {error}") from error
 
 
 def _packed(module: ModuleTensors, scheme: Scheme) -> Module:

@@ -5,7 +5,6 @@ Layout: AutoGPTQ's and GPTQModel's linear modules. qweight int32 [in * bits / 32
 "gptq_v2" as they are. GPTQModel's "dynamic" has other bits and groups for modules that a pattern matches.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -24,6 +23,7 @@ from octavo.model.checkpoint.quantized.module import (
     shape_of,
     unpack_bits,
 )
+from octavo.model.checkpoint.quantized.patterns import Patterns
 from octavo.ops.weight import Bytes, StoredTensor
 from octavo.quantization.span_rows import pack_codes
 
@@ -66,7 +66,8 @@ def read_modules(config: QuantizationConfig, tensors: Mapping[str, StoredTensor]
     common, overrides = _layout(config), _overrides(config)
     layouts = {pattern: _layout(entry) for pattern, entry in overrides.items() if not pattern.startswith("-:")}
     names = [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]
-    return [_module(ModuleTensors(name, tensors), _layout_of(config, layouts, name) or common) for name in names]
+    patterns = Patterns(f"{config.where}: dynamic", "+:")
+    return [_module(ModuleTensors(name, tensors), _layout_of(patterns, layouts, name) or common) for name in names]
 
 
 def _layout(config: QuantizationConfig) -> _Layout:
@@ -98,15 +99,9 @@ def _overrides(config: QuantizationConfig) -> dict[str, QuantizationConfig]:
     return found
 
 
-def _layout_of(config: QuantizationConfig, layouts: Mapping[str, _Layout], name: str) -> _Layout | None:
+def _layout_of(patterns: Patterns, layouts: Mapping[str, _Layout], name: str) -> _Layout | None:
     """That of the first pattern that a module's name begins with."""
-    for pattern, layout in layouts.items():
-        try:
-            if re.match(pattern.removeprefix("+:"), name):
-                return layout
-        except re.error as error:
-            raise CheckpointError(f"{config.where}: dynamic {pattern!r} is no regular expression: {error}") from error
-    return None
+    return next((layout for pattern, layout in layouts.items() if patterns.begins(pattern, name)), None)
 
 
 @dataclass(frozen=True, slots=True)

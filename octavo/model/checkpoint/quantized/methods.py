@@ -1,7 +1,7 @@
 """Which quantized checkpoints Octavo reads, by the method they name, and what becomes of their tensors."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,11 +54,21 @@ class Quantized:
 
     Args:
         method: as --quantization names it. text: what it is, in words. notes: what was left out or expanded.
+        format: that most bytes of quantized modules have, beside which an embedding may be larger.
     """
 
     method: str
     text: str
+    format: str
     notes: tuple[str, ...] = ()
+
+
+def main_format(tensors: Iterable[StoredTensor]) -> str:
+    """The format that most bytes are stored in."""
+    bytes_of: Counter[str] = Counter()
+    for tensor in tensors:
+        bytes_of[tensor.format] += tensor.data.nbytes
+    return max(bytes_of, key=lambda format: bytes_of[format], default="f32")
 
 
 def read_quantized(
@@ -87,4 +97,6 @@ def read_quantized(
     notes = [f"{count} {kind} in the file are not needed" for kind, count in surplus.items() if kind[-6:] != "shapes"]
     expanded = Counter(module.expanded for module in modules if module.expanded)
     notes += [f"{count} matrices are expanded to f32: {reason}" for reason, count in expanded.items()]
-    return plain | {m.tensor.name: m.tensor for m in modules}, Quantized(method, text, tuple(notes))
+    return plain | {m.tensor.name: m.tensor for m in modules}, Quantized(
+        method, text, main_format(module.tensor for module in modules), tuple(notes)
+    )
