@@ -10,6 +10,8 @@
 namespace octavo {
 namespace {
 
+constexpr int64_t kPage = 4096; // bytes that have a sum of their own
+
 // Rows of one panel, as they stand in the file. Rows past the end of the matrix are not there.
 struct SourcePanel {
   const uint8_t* first;
@@ -17,18 +19,43 @@ struct SourcePanel {
   int rows;
 };
 
+// 16 words of each of 16 rows, or of what they are turned into; the compiler's vectors, since words are only moved.
+template <class Word> struct Square {
+  typedef Word Row __attribute__((vector_size(kLanes * sizeof(Word))));
+  Row row[kLanes];
+};
+
+// Rows become columns. A word's place is the bits of its row, then of its column: each turn moves the first of these
+// eight bits to their end, so four turns exchange row and column.
+template <class Word> void turn(Square<Word>& x) {
+  for (int turns = 0; turns < 4; ++turns) {
+    Square<Word> next;
+    for (int i = 0; i < kLanes / 2; ++i) {
+      const auto a = x.row[i], b = x.row[i + kLanes / 2];
+      next.row[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+      next.row[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    }
+    x = next;
+  }
+}
+
 // Words of 16 lanes, the input dimension outermost. Word is 16 or 32 bits; missing lanes become 0.
 template <class Word> void pack_words(const SourcePanel& source, int64_t words, uint8_t* out) {
-  constexpr int64_t kRun = 64 / sizeof(Word); // one cache line of each row at a time
-  for (int64_t start = 0; start < words; start += kRun) {
-    const int64_t count = words - start < kRun ? words - start : kRun;
-    Word tile[kRun][kLanes] = {};
+  for (int64_t start = 0; start < words; start += kLanes) {
+    const int64_t count = words - start < kLanes ? words - start : kLanes;
+    Square<Word> square = {};
     for (int lane = 0; lane < source.rows; ++lane) {
-      Word run[kRun];
-      std::memcpy(run, source.first + lane * source.row_bytes + start * sizeof(Word), count * sizeof(Word));
-      for (int64_t k = 0; k < count; ++k) tile[k][lane] = run[k];
+      const uint8_t* from = source.first + lane * source.row_bytes + start * sizeof(Word);
+      if (count == kLanes)
+        std::memcpy(&square.row[lane], from, kLanes * sizeof(Word));
+      else
+        std::memcpy(&square.row[lane], from, count * sizeof(Word));
     }
-    std::memcpy(out + start * kLanes * sizeof(Word), tile, count * kLanes * sizeof(Word));
+    turn(square);
+    if (count == kLanes)
+      std::memcpy(out + start * kLanes * sizeof(Word), &square, sizeof square);
+    else
+      std::memcpy(out + start * kLanes * sizeof(Word), &square, count * kLanes * sizeof(Word));
   }
 }
 
@@ -154,15 +181,16 @@ bool finite_block(int32_t format, const uint8_t* p) {
   }
 }
 
-// No word has all its exponent bits set.
+// No word has all its exponent bits set: added to, only such a one becomes negative.
 template <class Word> bool finite_words(const uint8_t* p, int64_t count, Word exponent) {
-  bool finite = true;
+  const Word lowest = exponent & (~exponent + 1);
+  Word found = 0;
   for (int64_t k = 0; k < count; ++k) {
     Word word;
     std::memcpy(&word, p + k * sizeof word, sizeof word);
-    finite &= (word & exponent) != exponent;
+    found |= static_cast<Word>((word & exponent) + lowest);
   }
-  return finite;
+  return !(found >> (8 * sizeof(Word) - 1));
 }
 
 bool finite_span_row(int32_t number, const uint8_t* row, int64_t cols) {
@@ -190,11 +218,59 @@ bool finite_row(int32_t format, const uint8_t* row, int64_t cols) {
   return true;
 }
 
+// The least of the numbers that threads bring.
+void note_least(std::atomic<int64_t>& least, int64_t number) {
+  int64_t known = least.load();
+  while (number < known && !least.compare_exchange_weak(known, number)) {
+  }
+}
+
+// The first row of a panel that holds what is not finite, or -1.
+int64_t invalid_lane(int32_t format, const SourcePanel& source, int64_t cols) {
+  for (int lane = 0; lane < source.rows; ++lane)
+    if (!finite_row(format, source.first + lane * source.row_bytes, cols)) return lane;
+  return -1;
+}
+
+// Sum of a page's words, each times an odd number of its place: 1, 3, 5 ... Adding up the sums so far counts a word as
+// often as others follow it, which spares the products.
+uint64_t page_sum(const uint8_t* page) {
+  constexpr int kWide = 8, kTurns = kPage / (8 * kWide);
+  typedef uint64_t Words __attribute__((vector_size(8 * kWide)));
+  Words sums = {}, followed = {};
+  for (int turn = 0; turn < kTurns; ++turn) {
+    Words words;
+    std::memcpy(&words, page + turn * sizeof words, sizeof words);
+    followed += sums;
+    sums += words;
+  }
+  uint64_t total = 0;
+  for (int k = 0; k < kWide; ++k) total += 2 * kWide * ((kTurns - 1) * sums[k] - followed[k]) + (2 * k + 1) * sums[k];
+  return total;
+}
+
 int64_t row_bytes(int32_t format, int64_t cols) {
   const Format f = format_of(format);
   if (!f.known()) return -1;
   if (cols % f.block) return -2;
   return source_row_bytes(format, cols);
+}
+
+// Packs every panel; with `check` returns the first row that is not finite, whose panel is left out, or `rows`.
+int64_t pack_rows(Team* team, int32_t format, const uint8_t* source, int64_t rows, int64_t cols, uint8_t* packed,
+                  bool check) {
+  const int64_t bytes = row_bytes(format, cols), panel_bytes = panel_layout(format, cols).bytes;
+  std::atomic<int64_t> first{rows};
+  // In runs, as few rows read: where memory has several parts (NUMA) a page lies beside the thread that first writes
+  // it.
+  team->parallel_runs(panel_count(rows), 1, [&](int64_t panel, int64_t, int) {
+    const int64_t left = rows - panel * kLanes;
+    const SourcePanel from{source + panel * kLanes * bytes, bytes, static_cast<int>(left < kLanes ? left : kLanes)};
+    const int64_t lane = check ? invalid_lane(format, from, cols) : -1;
+    if (lane >= 0) return note_least(first, panel * kLanes + lane);
+    pack_panel(format, from, cols, packed + panel * panel_bytes);
+  });
+  return first.load();
 }
 
 } // namespace
@@ -214,15 +290,16 @@ int64_t octavo_packed_bytes(int32_t format, int64_t rows, int64_t cols) {
 int32_t octavo_pack(void* team, int32_t format, const void* source, int64_t rows, int64_t cols, void* packed) {
   const int64_t bytes = octavo::row_bytes(format, cols);
   if (bytes < 0) return static_cast<int32_t>(bytes);
-  const int64_t panel_bytes = octavo::panel_layout(format, cols).bytes;
-  // In runs, as few rows read: where memory has several parts (NUMA) a page lies beside the thread that first writes it.
-  static_cast<octavo::Team*>(team)->parallel_runs(octavo::panel_count(rows), 1, [&](int64_t panel, int64_t, int) {
-    const int64_t left = rows - panel * octavo::kLanes;
-    const octavo::SourcePanel from{static_cast<const uint8_t*>(source) + panel * octavo::kLanes * bytes, bytes,
-                                   static_cast<int>(left < octavo::kLanes ? left : octavo::kLanes)};
-    octavo::pack_panel(format, from, cols, static_cast<uint8_t*>(packed) + panel * panel_bytes);
-  });
+  octavo::pack_rows(static_cast<octavo::Team*>(team), format, static_cast<const uint8_t*>(source), rows, cols,
+                    static_cast<uint8_t*>(packed), false);
   return 0;
+}
+
+int64_t octavo_pack_finite(void* team, int32_t format, const void* source, int64_t rows, int64_t cols, void* packed) {
+  const int64_t bytes = octavo::row_bytes(format, cols);
+  if (bytes < 0) return bytes;
+  return octavo::pack_rows(static_cast<octavo::Team*>(team), format, static_cast<const uint8_t*>(source), rows, cols,
+                           static_cast<uint8_t*>(packed), true);
 }
 
 int64_t octavo_find_invalid(void* team, int32_t format, const void* source, int64_t rows, int64_t cols) {
@@ -232,12 +309,18 @@ int64_t octavo_find_invalid(void* team, int32_t format, const void* source, int6
   std::atomic<int64_t> first{rows};
   static_cast<octavo::Team*>(team)->parallel((rows + kRun - 1) / kRun, [&](int64_t task, int) {
     const int64_t end = (task + 1) * kRun < rows ? (task + 1) * kRun : rows;
-    for (int64_t row = task * kRun; row < end && row < first.load(); ++row) {
-      if (octavo::finite_row(format, static_cast<const uint8_t*>(source) + row * bytes, cols)) continue;
-      int64_t known = first.load();
-      while (row < known && !first.compare_exchange_weak(known, row)) {
-      }
-    }
+    for (int64_t row = task * kRun; row < end && row < first.load(); ++row)
+      if (!octavo::finite_row(format, static_cast<const uint8_t*>(source) + row * bytes, cols))
+        octavo::note_least(first, row);
   });
   return first.load() == rows ? -1 : first.load();
+}
+
+void octavo_page_sums(void* team, const void* data, int64_t pages, uint64_t* sums) {
+  const auto sum = [&](int64_t begin, int64_t end, int) {
+    for (int64_t page = begin; page < end; ++page)
+      sums[page] = octavo::page_sum(static_cast<const uint8_t*>(data) + page * octavo::kPage);
+  };
+  if (team == nullptr) return sum(0, pages, 0);
+  static_cast<octavo::Team*>(team)->parallel_ranges(pages, 256, sum);
 }

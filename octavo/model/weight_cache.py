@@ -12,7 +12,8 @@ import json
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.kernels.cpu.allocate import write_back
 from octavo.kernels.cpu.library import ABI_VERSION
 from octavo.model.weight_plan import LoadPlan
 from octavo.ops.weight import Bytes, PackedWeight, Packer, Segment, StoredTensor
@@ -36,6 +38,10 @@ _PAGE = 4096
 _SUFFIX, _PARTIAL = ".weights", ".partial"
 _MAX_HEADER = 64 << 20
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+# A file is written to the disk while this process has little else to do, in pieces, but does not wait forever.
+_QUIET_SECONDS, _QUIET_SHARE = 0.1, 0.1  # so long it used no more than this share of one processor
+_PATIENCE_SECONDS = 60.0
+_PIECE = 64 << 20
 
 
 @runtime_checkable
@@ -45,6 +51,8 @@ class IntoMemoryPacker(Packer, Protocol):
     def packed_bytes(self, format: str, rows: int, cols: int) -> int: ...
 
     def pack_into(self, stored: StoredTensor, destination: Bytes) -> None: ...
+
+    def page_sums(self, data: Bytes, alone: bool = False) -> NDArray[np.uint64]: ...
 
 
 @dataclass(slots=True)
@@ -79,13 +87,14 @@ class WeightCache:
         self._directory = directory
         self._max_bytes = max_bytes
         self._writer: threading.Thread | None = None
+        self._hurry = threading.Event()
         self.counts = CacheCounts()
 
-    def load(self, key: str) -> CachedWeights | None:
+    def load(self, key: str, packer: IntoMemoryPacker) -> CachedWeights | None:
         """The weights of `key`, or None when there is no file that can be trusted."""
         path = self._directory / f"{key}{_SUFFIX}"
         try:
-            cached = _open(path, key)
+            cached = _open(path, key, packer)
         except FileNotFoundError:
             self.counts.misses += 1
             return None
@@ -110,17 +119,18 @@ class WeightCache:
                 if not self._make_room(size):
                     self._note(f"{size} bytes do not fit the cache's {self._max_bytes}")
                     return None
-                return CacheWriter(self._directory, key, entries, data_bytes)
+                return CacheWriter(self._directory, key, entries, data_bytes, packer)
         except OSError as error:
             self._note(f"{self._directory}: not written: {error}")
             return None
 
     def finish(self, writer: "CacheWriter") -> None:
-        """Make the file durable and visible, on a thread of its own: a start does not wait for the disk."""
+        """Make the file durable and visible, on a thread of its own: neither a start nor the first answers wait for the
+        disk. A process that ends writes what is left first."""
 
         def complete() -> None:
             try:
-                writer.complete()
+                writer.complete(lambda: _await_quiet(self._hurry))
                 self.counts.written += 1
             except OSError as error:
                 self._note(f"{self._directory}: not written: {error}")
@@ -129,7 +139,8 @@ class WeightCache:
         self._writer.start()
 
     def wait(self) -> None:
-        """Return when nothing is being written any more."""
+        """Return when nothing is being written any more; what is, no longer waits for others."""
+        self._hurry.set()
         if self._writer is not None:
             self._writer.join()
 
@@ -187,7 +198,10 @@ class CacheWriter:
         OSError: no space, or another process is writing the same file.
     """
 
-    def __init__(self, directory: Path, key: str, entries: list[dict[str, Any]], data_bytes: int) -> None:
+    def __init__(
+        self, directory: Path, key: str, entries: list[dict[str, Any]], data_bytes: int, packer: IntoMemoryPacker
+    ) -> None:
+        self._packer = packer
         self._target = directory / f"{key}{_SUFFIX}"
         self._path = directory / f"{key}{_PARTIAL}"
         self._head = _head(entries, key, data_bytes)
@@ -221,10 +235,14 @@ class CacheWriter:
         begin = self._start + segment["offset"]
         return self._bytes[begin : begin + segment["bytes"]]
 
-    def complete(self) -> None:
-        """Write head and sums, wait for the disk, and move the file to its place."""
+    def complete(self, pause: Callable[[], None]) -> None:
+        """Write data, sums and head to the disk, and move the file to its place. pause: called before each piece."""
         try:
-            sums = _page_sums(self._bytes[self._start :])
+            for start in range(0, len(self._bytes), _PIECE):
+                pause()
+                write_back(self._bytes[start : start + _PIECE])
+            pause()
+            sums = self._packer.page_sums(self._bytes[self._start :], alone=True)
             os.pwrite(self._descriptor, self._head, 0)
             os.pwrite(self._descriptor, sums.tobytes(), self._start + self._data_bytes)
             os.fsync(self._descriptor)
@@ -239,6 +257,17 @@ class CacheWriter:
         """Remove the unfinished file; its memory stays usable."""
         self._path.unlink(missing_ok=True)
         os.close(self._descriptor)
+
+
+def _await_quiet(hurry: threading.Event) -> None:
+    """Return once this process does little, is about to end, was told to hurry, or never does little."""
+    end = time.monotonic() + _PATIENCE_SECONDS
+    while threading.main_thread().is_alive() and time.monotonic() < end:
+        began, used = time.monotonic(), time.process_time()
+        if hurry.wait(_QUIET_SECONDS):
+            return
+        if time.process_time() - used < _QUIET_SHARE * (time.monotonic() - began):
+            return
 
 
 def cache_key(fingerprint: str, plan: LoadPlan) -> str:
@@ -282,15 +311,7 @@ def _aligned(count: int, step: int) -> int:
     return -(-count // step) * step
 
 
-def _page_sums(data: Bytes) -> NDArray[np.uint64]:
-    """The sum of each page's words, each times an odd number of its place: as quick as memory, it finds any changed
-    word, page or length, and words that changed places unless they differ in their nine highest bits alone."""
-    pages = data.view(np.uint64).reshape(-1, _PAGE // 8)
-    places = np.arange(1, _PAGE // 4, 2, dtype=np.uint64)
-    return np.einsum("ij,j->i", pages, places)
-
-
-def _open(path: Path, key: str) -> CachedWeights:
+def _open(path: Path, key: str, packer: IntoMemoryPacker) -> CachedWeights:
     """Map a file and check it.
 
     Raises:
@@ -317,7 +338,7 @@ def _open(path: Path, key: str) -> CachedWeights:
     if size % _PAGE or len(data) != start + size + size // _PAGE * 8:
         raise ValueError("its length is not what its header says")
     body = data[start : start + size]
-    if not np.array_equal(_page_sums(body), data[start + size :].view(np.uint64)):
+    if not np.array_equal(packer.page_sums(body), data[start + size :].view(np.uint64)):
         raise ValueError("its data is damaged")
     matrices = {entry["name"]: _packed(entry, body) for entry in header["matrices"]}
     return CachedWeights(matrices, size)

@@ -131,7 +131,7 @@ def _cached_matrices(
 ) -> tuple[dict[str, PackedWeight], bool]:
     """Matrices out of the cache, else packed into a new cache file; and whether they were there."""
     key = cache_key(source.fingerprint(), plan)
-    cached = cache.load(key)
+    cached = cache.load(key, packer)
     if cached is not None:
         return cached.matrices, True
     writer = cache.begin(key, plan, packer)

@@ -37,6 +37,11 @@ class CopyPacker:
         self.packed += 1
         destination[:] = stored.data
 
+    def page_sums(self, data, alone=False):
+        """Every byte counts, and where it is."""
+        places = np.arange(1, 1024, 2, dtype=np.uint64)
+        return (data.view(np.uint64).reshape(-1, 512) * places).sum(axis=1, dtype=np.uint64)
+
 
 class PlainPacker:
     """A Packer without packed bytes: cannot be cached, does not check values."""

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -196,6 +197,64 @@ def test_a_disk_that_fills_up_while_it_is_written_is_no_cache_file(model, direct
     assert not again.from_cache
     assert matrices(again) == matrices(loaded)
     assert not list(directory.glob("*.partial"))
+
+
+def test_a_disk_that_refuses_what_is_written_back_leaves_no_file(model, directory, monkeypatch):
+    def fail(_):
+        raise OSError(errno.EIO, "broken")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(weight_cache, "write_back", fail)
+        loaded, cache, _ = load(model, directory)
+    assert [path.name for path in directory.iterdir()] == ["lock"]
+    assert "broken" in cache.counts.reasons[-1]
+    assert matrices(load(model, directory)[0]) == matrices(loaded)
+
+
+def test_a_busy_process_writes_its_file_when_it_is_told_to(model, directory, monkeypatch):
+    """Its processor time goes on as the clock does: the file waits, and weights are there all the same."""
+    monkeypatch.setattr(weight_cache, "_PATIENCE_SECONDS", 1e9)
+    monkeypatch.setattr(weight_cache.time, "process_time", weight_cache.time.monotonic)
+    cache = WeightCache(directory, GIB)
+    loaded = load_decoder(open_model(model), CopyPacker(), max_positions=8, cache=cache)
+    assert files(directory) == []
+    assert len(list(directory.glob("*.partial"))) == 1
+    assert matrices(loaded) == matrices(load_decoder(open_model(model), CopyPacker(), max_positions=8))
+    cache.wait()
+    assert (len(files(directory)), cache.counts.written) == (1, 1)
+
+
+@pytest.mark.parametrize(("patience", "share"), [(0.0, 0.0), (1e9, 2.0)])
+def test_a_file_is_written_when_there_is_little_to_do_or_after_long(patience, share, model, directory, monkeypatch):
+    monkeypatch.setattr(weight_cache, "_PATIENCE_SECONDS", patience)
+    monkeypatch.setattr(weight_cache, "_QUIET_SHARE", share)
+    monkeypatch.setattr(weight_cache.time, "process_time", weight_cache.time.monotonic)
+    cache = WeightCache(directory, GIB)
+    load_decoder(open_model(model), CopyPacker(), max_positions=8, cache=cache)
+    for thread in threading.enumerate():
+        if thread.name == "weight-cache":
+            thread.join(timeout=240)
+    assert cache.counts.written == 1
+
+
+_ENDING = """
+import sys
+from pathlib import Path
+from octavo.model import weight_cache
+from octavo.model.source import open_model
+from octavo.model.weights import load_decoder
+from tests.model.files import CopyPacker
+
+weight_cache._PATIENCE_SECONDS, weight_cache._QUIET_SHARE = 1e9, -1.0
+load_decoder(open_model(Path(sys.argv[1])), CopyPacker(), cache=weight_cache.WeightCache(Path(sys.argv[2]), 1 << 30))
+assert not list(Path(sys.argv[2]).glob("*.weights"))
+"""
+
+
+def test_a_process_that_ends_writes_its_file_first(model, directory):
+    command = [sys.executable, "-c", _ENDING, str(model), str(directory)]
+    subprocess.run(command, check=True, timeout=240, cwd=Path(__file__).parents[2])
+    assert len(files(directory)) == 1
 
 
 def test_a_file_of_another_model_or_writable_by_others_is_refused(model, directory, tmp_path):

@@ -38,11 +38,17 @@ int64_t octavo_packed_bytes(int32_t format, int64_t rows, int64_t cols);
 /* source: row-major file blocks, any alignment. packed: 64-byte aligned. Lossless. The order of an ordered format is the
  * caller's to write: the last 4 * cols bytes. Returns 0 or as above. */
 int32_t octavo_pack(void* team, int32_t format, const void* source, int64_t rows, int64_t cols, void* packed);
+/* As octavo_pack, and looks at the numbers on the way: returns the first row that holds a NaN or an infinity (its panel is
+ * then not packed), `rows` when all are finite, or negative as above. */
+int64_t octavo_pack_finite(void* team, int32_t format, const void* source, int64_t rows, int64_t cols, void* packed);
 /* Rounds plain numbers (F32, F16, BF16) to file blocks of `target` (Q8_0, Q4_1, E4M3 with one f32 a row), all finite. Returns 0, -1: no such pair of
  * formats, -2: cols is no multiple of the block. */
 int32_t octavo_quantize(void* team, int32_t format, const void* source, int64_t rows, int64_t cols, int32_t target, void* blocks);
 /* Index of the first row that holds a NaN or an infinity (in scales too), or -1. */
 int64_t octavo_find_invalid(void* team, int32_t format, const void* source, int64_t rows, int64_t cols);
+/* sums[page]: the page's 512 words of 64 bits, each times an odd number of its place (1, 3, 5 ...), modulo 2^64. team: null
+ * sums on the calling thread alone. */
+void octavo_page_sums(void* team, const void* data, int64_t pages, uint64_t* sums);
 
 /* --- cache --- */
 /* Bytes one layer takes in a page. */

@@ -12,6 +12,7 @@ from octavo.ops.weight import Bytes
 ALIGNMENT = 64
 # Below this an own mapping would waste more than it saves.
 _MAPPING_THRESHOLD = 1 << 20
+_MS_SYNC = 0x10 if sys.platform == "darwin" else 4  # sys/mman.h
 
 
 def aligned_bytes(count: int) -> Bytes:
@@ -52,6 +53,19 @@ def give_back(array: Bytes) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED):
             raise OSError(ctypes.get_errno(), "madvise")
+
+
+def write_back(array: Bytes) -> None:
+    """Write the pages of an array that lies in a mapped file to the disk; returns when they are there.
+
+    Raises:
+        OSError: the disk refuses them.
+    """
+    first = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+    length = array.ctypes.data + array.nbytes - first
+    libc = ctypes.CDLL(None, use_errno=True)  # not mmap.flush, which has every other thread of Python wait
+    if libc.msync(ctypes.c_void_p(first), ctypes.c_size_t(length), _MS_SYNC):
+        raise OSError(ctypes.get_errno(), "msync")
 
 
 def is_aligned(array: np.ndarray) -> bool:
