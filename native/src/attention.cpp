@@ -118,11 +118,10 @@ Saved reserve(Team& team, const Attention& attention, const AttentionPlan& plan)
 }
 
 // The works that a task may be done by: use(type) with the one that suits it.
-template <class Format, class Prompt, class F>
-void with_work(const Attention& attention, const Row* rows, int64_t count, F&& use) {
+template <class Format, class Prompt, class F> void with_work(const Attention& attention, int64_t count, F&& use) {
   if constexpr (Format::kCoded) {
     use(static_cast<CodedWork<Format>*>(nullptr));
-  } else if (Prompt::takes(attention, rows, count)) {
+  } else if (Prompt::takes(attention, count)) {
     use(static_cast<Prompt*>(nullptr));
   } else {
     use(static_cast<UnitWork<Format>*>(nullptr));
@@ -150,7 +149,7 @@ void run(Team& team, const Attention& attention, const Step& step) {
       const int64_t next = task + team.threads(); // likely to be this thread's
       float* memory = team.scratch(thread, floats);
       for (int64_t head = unit.first_head; head < unit.first_head + unit.heads; ++head) {
-        with_work<Format, Prompt>(attention, plan.rows() + unit.first_row, unit.rows, [&](auto* work) {
+        with_work<Format, Prompt>(attention, unit.rows, [&](auto* work) {
           run_unit<std::remove_pointer_t<decltype(work)>>(attention, plan, unit, head, saved,
                                                           next < plan.units() ? &plan.unit(next) : nullptr, memory);
         });

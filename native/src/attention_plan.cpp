@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kPromptRows = 256;    // of a tile of a prompt, heads of the group counted
 constexpr int64_t kFewPromptRows = 32;  // when there would be few tiles
-constexpr int64_t kMostTogether = 128;  // rows of a unit that shares its keys
+constexpr int64_t kMostTogether = 252;  // rows of a unit that shares its keys
 constexpr int64_t kLeastShared = kKeys; // keys of a part that sequences must have in common to do it together
 constexpr int64_t kMostOwn = 8;         // sequences that do a part together of which much is their own
 

@@ -34,10 +34,13 @@ public:
     factors_ = memory.take(2 * States::rounded(rows_));
     first_keys_ = reinterpret_cast<int32_t*>(memory.take(rows_));
     last_keys_ = reinterpret_cast<int32_t*>(memory.take(rows_));
-    for (int64_t row = 0; row < rows_; ++row) {
-      const Row& token = tokens[row / attention.group];
-      last_keys_[row] = token.last_key;
-      first_keys_[row] = static_cast<int32_t>(attention.first_key(token.position));
+    for (int64_t token = 0, row = 0; token < count; ++token) {
+      in_order_ = in_order_ && (token == 0 || tokens[token].common == kSameSequence);
+      const auto first_key = static_cast<int32_t>(attention.first_key(tokens[token].position));
+      for (const int64_t end = row + attention.group; row < end; ++row) {
+        last_keys_[row] = tokens[token].last_key;
+        first_keys_[row] = first_key;
+      }
     }
   }
 
@@ -94,14 +97,19 @@ public:
 
   // states: of the first row's first head; heads follow each other, tokens come `stride` floats apart.
   void save_part(int64_t part, float* states, int64_t stride) const {
-    for (int64_t row = 0; row < rows_; ++row) {
-      const int64_t token = row / attention_.group;
-      if (!sees(token, part)) continue;
-      float* to = states + token * stride + row % attention_.group * attention_.state_floats() + 16;
-      const SavedState state = {to};
-      state.largest() = part_.largest[row];
-      state.weight() = part_.weight[row];
-      memcpy(to, part_.values + row * attention_.padded, static_cast<size_t>(attention_.padded) * sizeof(float));
+    const float* values = part_.values;
+    for (int64_t token = 0, row = 0; token < token_count_; ++token, states += stride) {
+      const bool seen_here = sees(token, part);
+      float* to = states + 16;
+      for (const int64_t end = row + attention_.group; row < end; ++row, to += attention_.state_floats()) {
+        if (seen_here) {
+          const SavedState state = {to};
+          state.largest() = part_.largest[row];
+          state.weight() = part_.weight[row];
+          for (int64_t at = 0; at < attention_.padded; at += 16) store(to + at, load(values + at));
+        }
+        values += attention_.padded;
+      }
     }
   }
 
@@ -145,8 +153,9 @@ protected:
     return {smaller(first, count), larger(last, 0)};
   }
 
-  // Those that any of the rows first_row, first_row + step, .. sees.
+  // Those that any of the rows first_row, first_row + step, .. sees. Of one sequence neither end is less for a later row.
   Range seen(int64_t first_row, int64_t last_row, int64_t step, int64_t begin, int64_t count) const {
+    if (in_order_) return {range_of(first_row, begin, count).first, range_of(last_row - 1, begin, count).last};
     Range all = {count, 0};
     for (int64_t row = first_row; row < last_row; row += step) {
       const Range range = range_of(row, begin, count);
@@ -156,17 +165,13 @@ protected:
     }
     return all;
   }
-  // The same of rows of one sequence: neither end is less for a later row.
-  Range seen_in_order(int64_t first_row, int64_t last_row, int64_t begin, int64_t count) const {
-    return {range_of(first_row, begin, count).first, range_of(last_row - 1, begin, count).last};
-  }
   // Those that all of them see; none of two that are added as a pair without the other.
-  template <bool Ordered> Range common(int64_t first_row, int64_t last_row, int64_t begin, int64_t count) const {
-    const Range all = common_keys<Ordered>(first_row, last_row, begin, count);
+  Range common(int64_t first_row, int64_t last_row, int64_t begin, int64_t count) const {
+    const Range all = common_keys(first_row, last_row, begin, count);
     return Format::kInPairs ? Range{(all.first + 1) / 2 * 2, all.last / 2 * 2} : all;
   }
-  template <bool Ordered> Range common_keys(int64_t first_row, int64_t last_row, int64_t begin, int64_t count) const {
-    if (Ordered) return {range_of(last_row - 1, begin, count).first, range_of(first_row, begin, count).last};
+  Range common_keys(int64_t first_row, int64_t last_row, int64_t begin, int64_t count) const {
+    if (in_order_) return {range_of(last_row - 1, begin, count).first, range_of(first_row, begin, count).last};
     Range all = {0, count};
     for (int64_t row = first_row; row < last_row; ++row) {
       const Range range = range_of(row, begin, count);
@@ -189,20 +194,37 @@ protected:
     KeyBlock<Format> block{};
     block.key_stride = layout_.block_size * layout_.bits / (8 * static_cast<int64_t>(sizeof(Type)));
     block.value_stride = layout_.value_row() / static_cast<int64_t>(sizeof(Type));
-    for (int64_t chunk = 0; chunk < kChunks; ++chunk) {
-      const int64_t position = begin + 16 * smaller(larger(chunk, range.first / 16), (range.last - 1) / 16);
-      const int64_t offset = position % layout_.block_size;
-      const uint8_t* data = block_of(token, position);
-      block.keys[chunk] = reinterpret_cast<const Type*>(data + layout_.keys_at(kv_head_)) + key_offset(offset);
-      block.values[chunk] =
-          reinterpret_cast<const Type*>(data + layout_.values_at(kv_head_)) + offset * block.value_stride;
-      if constexpr (Format::kScaled) {
-        block.key_scales[chunk] = reinterpret_cast<const uint16_t*>(data + layout_.key_scales_at(kv_head_)) + offset;
-        block.value_scales[chunk] =
-            reinterpret_cast<const uint16_t*>(data + layout_.value_scales_at(kv_head_)) + offset;
-      }
+    const int64_t first = range.first / 16, last = (range.last - 1) / 16;
+    const int32_t* table = attention_.layer.table(tokens_[token].slot) + (begin + 16 * first) / layout_.block_size;
+    int64_t offset = (begin + 16 * first) % layout_.block_size;
+    const uint8_t* data = attention_.layer.block(*table);
+    for (int64_t chunk = first;; ++chunk) {
+      place_chunk(data, offset, chunk, block);
+      if (chunk == last) break;
+      offset += 16;
+      if (offset < layout_.block_size) continue;
+      offset = 0;
+      data = attention_.layer.block(*++table);
     }
+    for (int64_t chunk = 0; chunk < first; ++chunk) borrow_chunk(chunk, first, block);
+    for (int64_t chunk = last + 1; chunk < kChunks; ++chunk) borrow_chunk(chunk, last, block);
     return block;
+  }
+
+  void place_chunk(const uint8_t* data, int64_t offset, int64_t chunk, KeyBlock<Format>& block) const {
+    block.keys[chunk] = reinterpret_cast<const Type*>(data + layout_.keys_at(kv_head_)) + key_offset(offset);
+    block.values[chunk] = reinterpret_cast<const Type*>(data + layout_.values_at(kv_head_)) + offset * block.value_stride;
+    if constexpr (Format::kScaled) {
+      block.key_scales[chunk] = reinterpret_cast<const uint16_t*>(data + layout_.key_scales_at(kv_head_)) + offset;
+      block.value_scales[chunk] = reinterpret_cast<const uint16_t*>(data + layout_.value_scales_at(kv_head_)) + offset;
+    }
+  }
+
+  static void borrow_chunk(int64_t chunk, int64_t from, KeyBlock<Format>& block) {
+    block.keys[chunk] = block.keys[from];
+    block.values[chunk] = block.values[from];
+    block.key_scales[chunk] = block.key_scales[from];
+    block.value_scales[chunk] = block.value_scales[from];
   }
 
   // Where the key at `offset` of a block begins.
@@ -325,6 +347,15 @@ protected:
     }
   }
 
+  // The set from its row `row` on.
+  static RowSet from_row(RowSet set, int64_t row) {
+    set.queries += row * set.head_dim;
+    set.scores += row * kPart;
+    set.weights += row * set.weight_stride;
+    set.sums += row * set.sums_stride;
+    return set;
+  }
+
   // Weights times the scales of the values, of `count` rows, [count][kKeys]. Those of keys that nobody sees are
   // anything.
   template <class Source>
@@ -340,13 +371,11 @@ protected:
     }
   }
 
-  // Of rows first .. last - 1, which are the rows 0 .. of the set, and the block at `begin`. Ordered: they are of one
-  // sequence.
-  template <bool Ordered, class Source>
+  // Of rows first .. last - 1, which are the rows 0 .. of the set, and the block at `begin`.
+  template <class Source>
   void score(const RowSet& set, const KeyBlock<Source>& block, int64_t first, int64_t last, int64_t begin) const {
     for_row_tiles<kRowsAtOnce<Source>>(first, last, [&](int64_t row, auto count) {
-      const Range range =
-          Ordered ? seen_in_order(row, row + count.value, begin, kKeys) : seen(row, row + count.value, 1, begin, kKeys);
+      const Range range = seen(row, row + count.value, 1, begin, kKeys);
       if (range.first >= range.last) return;
       const int begin_chunk = static_cast<int>(range.first / 16), end_chunk = static_cast<int>((range.last + 15) / 16);
       if constexpr (std::is_same_v<Source, InPairs>) {
@@ -357,18 +386,18 @@ protected:
     });
   }
 
-  template <bool Ordered, class Source>
+  template <class Source>
   void add(const RowSet& set, const KeyBlock<Source>& block, int64_t first, int64_t last, int64_t begin) const {
     for_row_tiles<kRowsAtOnce<Source>>(first, last, [&](int64_t row, auto count) {
-      add_values<Ordered, Source, count.value>(set, block, row, row - first, begin);
+      add_values<Source, count.value>(set, block, row, row - first, begin);
     });
   }
 
   // Keys that all rows of the tile see are multiplied for all at once; the others row by row, for a row must not meet
   // the value of a key it does not see, not even with weight 0: that value may be infinite.
-  template <bool Ordered, class Source, int Rows>
+  template <class Source, int Rows>
   void add_values(const RowSet& set, const KeyBlock<Source>& block, int64_t row, int64_t place, int64_t begin) const {
-    const Range all = common<Ordered>(row, row + Rows, begin, kKeys);
+    const Range all = common(row, row + Rows, begin, kKeys);
     const bool any = all.first < all.last;
     for (int r = 0; r < Rows && (!any || all.first > 0); ++r) {
       const Range range = range_of(row + r, begin, kKeys);
@@ -403,6 +432,7 @@ protected:
   int64_t kv_head_;
   int64_t rows_;
   bool in_chunks_;
+  bool in_order_ = true; // all of one sequence
   int64_t parts_end_ = 0;
   Start next_ = {nullptr, 0, 0};
   float* queries_;

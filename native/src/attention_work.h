@@ -48,7 +48,7 @@ private:
   using Base::attention_, Base::layout_, Base::tokens_, Base::token_count_, Base::kv_head_, Base::rows_,
       Base::in_chunks_, Base::queries_, Base::part_, Base::first_keys_, Base::parts_end_, Base::next_;
   using Base::block_of, Base::convert_keys, Base::convert_values, Base::gather_keys, Base::gather_values,
-      Base::in_place, Base::join_rows, Base::load_queries, Base::seen, Base::weigh_rows, Base::wide_block,
+      Base::from_row, Base::in_place, Base::join_rows, Base::load_queries, Base::seen, Base::weigh_rows, Base::wide_block,
       Base::write_outputs;
   using typename Base::Range;
   using typename Base::Run;
@@ -160,24 +160,13 @@ private:
   }
 
   template <class Source> void score(const RowSet& set, const KeyBlock<Source>& block, Run run, int64_t begin) {
-    Base::template score<false>(of_run(set, run), block, run.first * attention_.group, run.last * attention_.group,
-                                begin);
+    const int64_t first = run.first * attention_.group;
+    Base::score(from_row(set, first), block, first, run.last * attention_.group, begin);
   }
 
   template <class Source> void add(const RowSet& set, const KeyBlock<Source>& block, Run run, int64_t begin) {
-    Base::template add<false>(of_run(set, run), block, run.first * attention_.group, run.last * attention_.group,
-                              begin);
-  }
-
-  // The set from the run's first row on.
-  RowSet of_run(const RowSet& set, Run run) const {
-    const int64_t row = run.first * attention_.group;
-    RowSet part = set;
-    part.queries += row * set.head_dim;
-    part.scores += row * kPart;
-    part.weights += row * set.weight_stride;
-    part.sums += row * set.sums_stride;
-    return part;
+    const int64_t first = run.first * attention_.group;
+    Base::add(from_row(set, first), block, first, run.last * attention_.group, begin);
   }
 
   void add_block(int64_t part_begin, int64_t number) {
@@ -203,7 +192,7 @@ private:
 
   template <class Source> void scale_weights(const RowSet& set, const KeyBlock<Source>& block, Run run) {
     const int64_t row = run.first * attention_.group, count = (run.last - run.first) * attention_.group;
-    Base::scale_weights(of_run(set, run), block, count, weights_ + row * kKeys);
+    Base::scale_weights(from_row(set, row), block, count, weights_ + row * kKeys);
   }
 
   int64_t first_ = 0; // blocks of the part at hand

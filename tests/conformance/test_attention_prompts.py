@@ -8,7 +8,7 @@ import pytest
 from octavo.ops.conformance import CacheShape, numbers
 from octavo.spec.decoder import AttentionSpec
 from tests.conformance.devices import ISAS, NativeDevice, library
-from tests.conformance.test_attention_sharing import SLOPES, attend
+from tests.conformance.test_attention_sharing import FLOATS, OWN, PAIRS, SLOPES, attend
 
 LENGTH = 330  # more than a part of 256 keys, and no multiple of anything
 PLAIN = AttentionSpec(6, 2, 32, 32**-0.5, None)
@@ -27,7 +27,6 @@ CASES = {
     "bfloat16, odd width": (replace(PLAIN, head_dim=20, heads=8, kv_heads=1), "bfloat16", 32),
     "bfloat16, ALiBi, softcap": (replace(PLAIN, head_dim=128, alibi=SLOPES, softcap=8.0), "bfloat16", 32),
 }
-OWN, FLOATS, PAIRS = -1, 0, 1  # how bf16 is multiplied
 
 
 def run(isa: str, name: str, cuts: list[int], inputs: np.ndarray, threads: int, way: int = OWN) -> np.ndarray:

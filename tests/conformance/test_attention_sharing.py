@@ -8,9 +8,10 @@ import pytest
 from octavo.ops.conformance import CacheShape, Scene, numbers, spans_of
 from octavo.ops.interface import LayerCache
 from octavo.spec.decoder import AttentionSpec
-from tests.conformance.devices import ISAS, NativeDevice, ReferenceDevice
+from tests.conformance.devices import ISAS, NativeDevice, ReferenceDevice, library
 
 AT = LayerCache(0, 0)
+OWN, FLOATS, PAIRS = -1, 0, 1  # how bf16 is multiplied
 LONGEST = 800
 TOLERANCE = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.5e-2, "int8": 3e-4, "int4": 3e-4}
 SLOPES = tuple(2.0**-head for head in range(1, 7))
@@ -24,6 +25,9 @@ CASES = {
     "int8": (replace(PLAIN, sinks=True), "int8", 16),
     "int4": (replace(PLAIN, head_dim=20, heads=8, kv_heads=1, scale=0.2), "int4", 64),
     "e5m2": (replace(PLAIN, heads=2), "fp8_e5m2", 8),
+    "many rows": (replace(PLAIN, heads=14), "float16", 16),
+    "many rows, e4m3, window": (replace(PLAIN, heads=16, window=200), "fp8_e4m3", 32),
+    "many rows, bfloat16": (replace(PLAIN, heads=14, head_dim=48), "bfloat16", 16),
 }
 
 
@@ -116,6 +120,22 @@ def test_shared_blocks_give_what_the_reference_gives(isa, name):
     for slot, wanted in results[1].items():
         most = float(np.abs(wanted).max())
         np.testing.assert_allclose(results[0][slot], wanted, rtol=0, atol=TOLERANCE.get(shape.dtype, 3e-5) * most)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name][1] == "bfloat16"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_shared_blocks_in_bf16_have_the_same_bits_however_they_are_multiplied(isa, name):
+    spec, family, shape, inputs = prepare(name, 5)
+    device = NativeDevice(isa, shape)
+    fill(device, spec, family)
+    wanted = attend(device, spec, family.rows, inputs)
+    for way in (FLOATS, PAIRS):
+        library(isa).call.octavo_bf16_force(way)
+        try:
+            for slot, out in attend(device, spec, family.rows, inputs).items():
+                np.testing.assert_array_equal(out.view(np.uint32), wanted[slot].view(np.uint32))
+        finally:
+            library(isa).call.octavo_bf16_force(OWN)
 
 
 @pytest.mark.parametrize("isa", ISAS)
