@@ -5,6 +5,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from octavo.telemetry.bar import open_bar
+
 _REFRESH_SECONDS = 0.1
 
 
@@ -51,9 +53,7 @@ def open_progress(use_tqdm: bool | Callable[..., Any], total: int) -> Progress:
         return Progress(None, total)
     if callable(use_tqdm):
         return Progress(use_tqdm, total)
-    from tqdm import tqdm  # 20 ms that silent callers need not wait for
-
-    return Progress(tqdm, total)
+    return Progress(open_bar, total)
 
 
 def _rates(prompt: float, generated: float) -> str:

@@ -18,6 +18,7 @@ from octavo.config.cli import Parser
 from octavo.config.engine import EngineConfig
 from octavo.config.values import parse_size
 from octavo.errors import ConfigError
+from octavo.telemetry.bar import open_bar
 
 if TYPE_CHECKING:
     from octavo.compression.calibration_text import CalibrationText
@@ -256,9 +257,7 @@ def _bar(steps: int, shown: bool) -> Generator[Callable[[str, int], None]]:
     if not shown:
         yield lambda what, done: None
         return
-    from tqdm import tqdm
-
-    with tqdm(total=steps, dynamic_ncols=True, file=sys.stderr, desc="quantize", bar_format=_BAR) as bar:
+    with open_bar(total=steps, dynamic_ncols=True, desc="quantize", bar_format=_BAR) as bar:
 
         def progress(what: str, done: int) -> None:
             bar.set_postfix_str(what, refresh=False)

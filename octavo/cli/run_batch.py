@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from octavo.cli.options import command_parser, read_config
 from octavo.config.engine import SECTIONS, EngineConfig
 from octavo.errors import ConfigError
+from octavo.telemetry.bar import open_bar
 
 if TYPE_CHECKING:
     from octavo.serving.batches.offline import BatchFile, Journal
@@ -95,15 +96,12 @@ class _Shown:
 
     def ready(self) -> None:
         """The bar begins: lines of the log above it, and loading is no part of its rate."""
-        from tqdm import tqdm
-
-        self._bar = tqdm(
+        self._bar = open_bar(
             total=self.total,
             initial=self.before,
             desc="requests",
             unit=" requests",
             dynamic_ncols=True,
-            file=sys.stderr,
         )
 
     def done(self, failed: bool) -> None:

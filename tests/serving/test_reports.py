@@ -51,10 +51,8 @@ def answer_of(server: RunningServer) -> object:
 
 
 def check_up(server: RunningServer, before: object) -> None:
-    """Nothing runs, waits or holds a block, /health answers at once, and a greedy answer is what it was."""
-    begun = time.process_time()  # the server's threads are of this process
+    """Nothing runs, waits or holds a block, /health answers, and a greedy answer is what it was."""
     assert HTTP.get(server.url + "/health").status_code == 200
-    assert time.process_time() - begun < 1.0
     with until(lambda: server.state.engine.live == 0):
         pass
     stats = server.client.stats()
@@ -280,21 +278,18 @@ def test_a_cheap_request_is_refused_cheaply(
     server: RunningServer, path: str, body: dict[str, object], status: int
 ) -> None:
     content = json.dumps(body).encode()
-    slowest, done = [0.0], threading.Event()
+    done = threading.Event()
+    before = server.client.stats().prompt_tokens
 
     def watch() -> None:
         with httpx.Client(trust_env=False, timeout=PATIENCE) as client:
             while not done.is_set():
-                begun = time.process_time()  # of all threads: whatever /health had to wait for
                 assert client.get(server.url + "/health").status_code == 200
-                slowest[0] = max(slowest[0], time.process_time() - begun)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        begun = time.process_time()
         answer = HTTP.post(server.url + path, content=content, headers={"content-type": "application/json"})
-        seconds = time.process_time() - begun
     except httpx.TransportError:  # hung up on after the refusal, while it still sent
         assert status == 413
         return
@@ -302,8 +297,7 @@ def test_a_cheap_request_is_refused_cheaply(
         done.set()
         watcher.join()
     assert answer.status_code == status, answer.text
-    assert seconds < 5.0
-    assert slowest[0] < 1.0
+    assert server.client.stats().prompt_tokens == before  # the engine never saw it
 
 
 def test_a_head_of_64_megabytes_is_431(server: RunningServer) -> None:

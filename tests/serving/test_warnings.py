@@ -169,6 +169,35 @@ def test_misspelt_keywords_of_a_schema_are_told(server: RunningServer, path: str
     ]
 
 
+TAGS = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f>", "schema": FORM, "end": "</f>"}],
+    "triggers": ["<f>"],
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        (
+            CHAT,
+            {"tools": [TOOL, {"type": "function", "function": {"name": "g", "parameters": FORM}}]},
+            "tools[1].function.parameters",
+        ),
+        (RESPONSES, {"tools": [{"type": "function", "name": "g", "parameters": FORM}]}, "tools[0].parameters"),
+        (ANTHROPIC, {"tools": [{"name": "g", "input_schema": FORM}]}, "tools.0.input_schema"),
+        (CHAT, {"response_format": TAGS}, "response_format.tags[0].schema"),
+        (CHAT, {"structured_outputs": {"structural_tag": json.dumps(TAGS)}}, "structured_outputs.tags[0].schema"),
+    ],
+)
+def test_so_are_those_of_tools_and_tags(server: RunningServer, path: str, body: Any, told: str) -> None:
+    talk: dict[str, Any] = {"input": "Hi"} if path == RESPONSES else {"messages": [USER], "max_tokens": 9}
+    if "tools" in body:
+        talk["tool_choice"] = {"type": "none"} if path == ANTHROPIC else "none"
+    answer = HTTP.post(server.url + path, json={"model": "tiny", **talk, **body}).json()
+    assert f"{told}.propertys is no keyword of JSON Schema and has no effect; 'properties' is one" in answer["warnings"]
+
+
 def test_bad_words_and_a_form(server: RunningServer) -> None:
     body = {"prompt": "Hi", "bad_words": ["cat"]}
     answer = HTTP.post(server.url + TEXT, json={**body, "structured_outputs": {"regex": "cat|dog"}})

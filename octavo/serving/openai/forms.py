@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, cast
 
 from octavo.errors import InvalidRequestError, UnsupportedError
 from octavo.flow.structured_outputs import StructuredOutputsParams, read_structured_outputs
 from octavo.inputs.keywords import misspelt
+from octavo.inputs.structured import tag_schemas
 from octavo.serving.naming import Naming
-from octavo.serving.openai.schema import GenerationFields
+from octavo.serving.openai.schema import MOST_WARNINGS, GenerationFields
 
 _OLD_NAMES = {
     "guided_json": "json",
@@ -72,7 +74,13 @@ def _bad_words(params: StructuredOutputsParams | None, words: Sequence[str], nam
 
 
 def _misspelt(params: StructuredOutputsParams | None, name: str) -> list[str]:
-    schema = None if params is None else params.json
+    if params is None:
+        return []
+    tags = tag_schemas(params)
+    if tags:
+        found = (line for number, tag in enumerate(tags) for line in misspelt(tag, f"{name}.tags[{number}].schema"))
+        return list(islice(found, MOST_WARNINGS))
+    schema = params.json
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)

@@ -4,13 +4,15 @@ import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, cast
 
 from octavo.errors import InvalidRequestError, UnsupportedError
+from octavo.inputs.keywords import misspelt
 from octavo.outputs.answer.enforce import can_guard, enforced
 from octavo.outputs.answer.formats import ToolFormat
 from octavo.outputs.answer.parser import AnswerShape
-from octavo.serving.openai.schema import ChatRequest
+from octavo.serving.openai.schema import MOST_WARNINGS, ChatRequest
 from octavo.serving.state import ServerState
 
 _NAME = re.compile(r"[a-zA-Z0-9_.\-]{1,128}")
@@ -60,10 +62,21 @@ def read_tool_use(body: ChatRequest, state: ServerState) -> tuple[ToolUse, list[
         _check_auto(state)
     warnings += unshown(state, bool(tools) and choice != "none")
     strict = frozenset(name for name, function in _functions(body) if function.get("strict"))
+    warnings += _misspelt(body)
     use = ToolUse(tools, choice, body.parallel_tool_calls is not False and named is None, strict)
     if strict and choice == "auto" and not use.guards(formats.tools):
         warnings.append("tools: strict has no effect on calls in this model's format, unless a call is required")
     return use, warnings
+
+
+def _misspelt(body: ChatRequest) -> list[str]:
+    """Keywords of parameters' schemas that are none; a few at most."""
+    found = (
+        line
+        for number, (_, function) in enumerate(_functions(body))
+        for line in misspelt(function.get("parameters"), f"tools[{number}].function.parameters")
+    )
+    return list(islice(found, MOST_WARNINGS))
 
 
 def unshown(state: ServerState, tools: bool) -> list[str]:
