@@ -24,6 +24,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": ("octavo.cli.inspect", "show what a model is and what Octavo would do with it, and why"),
 }
 
+_LIMITED = "memory is limited (ulimit -v, ulimit -d): raise the limit"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `octavo`; returns the exit code."""
@@ -65,8 +67,23 @@ def guarded(run: Callable[[], int]) -> int:
     except BrokenPipeError:  # the reader of a pipe went away: nobody is left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except ImportError as error:
+        if not _memory_is_limited():
+            raise
+        said = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        return fail(f"a library cannot be loaded: {said[-1]}", _LIMITED, 1)
     except (MemoryError, OSError) as error:
-        return fail(f"{type(error).__name__}: {error}", None, 1)
+        hint = _LIMITED if isinstance(error, MemoryError) and _memory_is_limited() else None
+        return fail(f"{type(error).__name__}: {error}", hint, 1)
+
+
+def _memory_is_limited() -> bool:
+    """This process may not have all the memory that there is."""
+    import resource
+
+    return any(
+        resource.getrlimit(kind)[0] != resource.RLIM_INFINITY for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    )
 
 
 def fail(message: str, hint: str | None, code: int) -> int:

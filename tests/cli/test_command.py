@@ -1,7 +1,9 @@
 """The command as users meet it: quick help, one-line errors, exit codes, no tracebacks."""
 
+import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ def octavo(*words: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
     )
 
 
-def raising(error: BaseException) -> object:
+def raising(error: BaseException) -> Callable[[], int]:
     def run() -> int:
         raise error
 
@@ -85,7 +87,7 @@ def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_errors_become_one_line_and_a_code(error: BaseException, code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert guarded(raising(error)) == code  # type: ignore[arg-type]
+    assert guarded(raising(error)) == code
     shown = capsys.readouterr().err
     assert "Traceback" not in shown
     assert code == 130 or ("wrong" in shown and shown.startswith("error: "))
@@ -170,3 +172,24 @@ def test_the_demo_script_compiles_without_octavo() -> None:
     assert "import octavo" not in source
     assert "from octavo" not in source
     compile(source, "demo.py", "exec")
+
+
+@pytest.mark.parametrize(
+    "error", [ImportError("numpy says:\n\nx.so: failed to map segment from shared object\n\n"), MemoryError()], ids=type
+)
+def test_a_limit_that_leaves_too_little_memory_is_told(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1 << 26, resource.RLIM_INFINITY))
+    assert guarded(raising(error)) == 1
+    first, hint = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: ")
+    assert "numpy says" not in first
+    assert "ulimit -v" in hint
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY,) * 2)
+    if isinstance(error, ImportError):  # a broken installation: where it broke is what helps
+        with pytest.raises(ImportError):
+            guarded(raising(error))
+    else:
+        assert guarded(raising(error)) == 1
+        assert "ulimit" not in capsys.readouterr().err
