@@ -37,6 +37,12 @@ public:
   ~FlushSubnormals() {
     if (wanted_) set(before_);
   }
+  // f() as if it did not live; what f reads and writes is memory, too.
+  template <class F> void pause(F&& f) const {
+    if (wanted_) set(before_);
+    f();
+    if (wanted_) set(before_ | kFlush);
+  }
 
 private:
   static constexpr uint32_t kFlush = 0x8040; // results, operands
@@ -48,6 +54,7 @@ public:
 #else
   explicit FlushSubnormals(bool) {}
   ~FlushSubnormals() {}
+  template <class F> void pause(F&& f) const { f(); }
 #endif
   FlushSubnormals(const FlushSubnormals&) = delete;
   FlushSubnormals& operator=(const FlushSubnormals&) = delete;

@@ -60,12 +60,18 @@ struct Rounded {
 struct Paired {
   static constexpr int64_t kInputs = 2;
   static Vec16 read(const float* x, int64_t left) {
+    const Vec16 low = first_inputs(x, left), high = left > kLanes ? first_inputs(x + kLanes, left - kLanes) : zero();
+#if defined(OCTAVO_ISA_AVX512)
+    return {
+        _mm512_castsi512_ps(_mm512_inserti64x4(_mm512_castsi256_si512(round_to_bf16(low)), round_to_bf16(high), 1))};
+#else
     uint16_t rounded[2 * kLanes];
-    store_bf16(rounded, first_inputs(x, left));
-    store_bf16(rounded + kLanes, left > kLanes ? first_inputs(x + kLanes, left - kLanes) : zero());
+    store_bf16(rounded, low);
+    store_bf16(rounded + kLanes, high);
     float words[kLanes];
     memcpy(words, rounded, sizeof words);
     return load(words);
+#endif
   }
 };
 

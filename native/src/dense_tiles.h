@@ -47,6 +47,11 @@ enum class TileWords {
 
 // Sixteen inputs rounded to bf16, of each two the second first: the order in which VDPBF16PS adds their products.
 inline Vec16 round_exchanged(Vec16 inputs) {
+#if defined(OCTAVO_ISA_AVX512)
+  return {_mm512_castsi512_ps(_mm512_shuffle_epi32(
+      _mm512_and_si512(round_upper_half(inputs), _mm512_set1_epi32(static_cast<int32_t>(0xffff0000u))),
+      _MM_PERM_CDAB))};
+#else
   uint16_t rounded[kLanes];
   store_bf16(rounded, inputs);
   for (int i = 0; i < kLanes; i += 2) {
@@ -55,6 +60,7 @@ inline Vec16 round_exchanged(Vec16 inputs) {
     rounded[i + 1] = first;
   }
   return load_bf16(rounded);
+#endif
 }
 
 // Words of a row of pairs that tile registers read: whole ones.

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "activation.h"
 #include "kernels.h"
 #include "simd/math.h"
 
@@ -62,6 +63,15 @@ template <class F> void with_activation(int32_t kind, F&& use) {
   }
 }
 
+void gate_row(int32_t activation, const float* gate, const float* up, float* out, int64_t width) {
+  with_activation(activation, [=](auto activate) {
+    for (int64_t at = 0; at < width; at += 16) {
+      const int64_t count = width - at;
+      store_up_to(out + at, activate(load_up_to(gate + at, count)) * load_up_to(up + at, count), count);
+    }
+  });
+}
+
 } // namespace
 
 void add(Team& team, const Instruction& code, const Program& program, const Step&, int64_t rows) {
@@ -92,27 +102,35 @@ void act(Team& team, const Instruction& code, const Program& program, const Step
   });
 }
 
-void act_mul(Team& team, const Instruction& code, const Program& program, const Step&, int64_t rows) {
-  const float* in = program.buffer[code.in0];
-  float* out = program.buffer[code.out];
-  const int64_t width = code.width;
+void GatedRows::add_bias(const float* gate_bias, const float* up_bias) const {
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t at = 0; at < width; at += 16) {
+      const int64_t count = width - at, here = row * stride + at;
+      store_up_to(gate + here, load_up_to(gate + here, count) + load_up_to(gate_bias + at, count), count);
+      store_up_to(up + here, load_up_to(up + here, count) + load_up_to(up_bias + at, count), count);
+    }
+}
+
+void GatedRows::write(int32_t activation) const {
+  for (int64_t row = 0; row < rows; ++row)
+    gate_row(activation, gate + row * stride, up + row * stride, out + row * out_stride, width);
+}
+
+void gate_halves(Team& team, int32_t activation, const float* in, float* out, int64_t rows, int64_t width) {
   const int64_t pieces = (width + kDearTask - 1) / kDearTask; // of a row, for one wide row
   const int64_t least = (kDearTask * pieces + width - 1) / width;
-  with_activation(code.i[1], [&](auto activation) {
-    team.parallel_ranges(rows * pieces, least, [&](int64_t begin, int64_t end, int) {
-      for (int64_t piece = begin; piece < end; ++piece) {
-        const float* gate = in + piece / pieces * 2 * width;
-        float* row = out + piece / pieces * width;
-        const int64_t first = piece % pieces * kDearTask;
-        const int64_t last = first + kDearTask < width ? first + kDearTask : width;
-        for (int64_t at = first; at < last; at += 16) {
-          const int64_t count = width - at;
-          const Vec16 up = load_up_to(gate + width + at, count);
-          store_up_to(row + at, activation(load_up_to(gate + at, count)) * up, count);
-        }
-      }
-    });
+  team.parallel_ranges(rows * pieces, least, [&](int64_t begin, int64_t end, int) {
+    for (int64_t piece = begin; piece < end; ++piece) {
+      const int64_t row = piece / pieces, first = piece % pieces * kDearTask;
+      const int64_t last = first + kDearTask < width ? first + kDearTask : width;
+      const float* gate = in + row * 2 * width + first;
+      gate_row(activation, gate, gate + width, out + row * width + first, last - first);
+    }
   });
+}
+
+void act_mul(Team& team, const Instruction& code, const Program& program, const Step&, int64_t rows) {
+  gate_halves(team, code.i[1], program.buffer[code.in0], program.buffer[code.out], rows, code.width);
 }
 
 void softcap(Team& team, const Instruction& code, const Program& program, const Step&, int64_t rows) {

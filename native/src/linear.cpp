@@ -6,6 +6,7 @@
 
 #include "bf16_choice.h"
 #include "linear_dense.h"
+#include "linear_gather.h"
 #include "linear_kernels.h"
 #include "linear_prepare.h"
 #include "simd/vec.h"
@@ -32,6 +33,7 @@ struct Product {
   int64_t rows;
   Coding coding;
   const OctavoInstruction* after; // the product that comes next, or null
+  const Gating* gating;           // null: none; the one segment is its gate
 };
 
 Strip strip_at(const OctavoSegment& segment, int64_t panel) {
@@ -200,6 +202,15 @@ struct RowRange {
   int64_t height;
 };
 
+// gate, up: a strip's totals of both, [rows][panels][16].
+void finish_gates(const Product& product, const StripRange& at, int64_t row, int64_t rows, float* gate, float* up) {
+  const int64_t stride = at.panels * kLanes, column = at.panel * kLanes;
+  float* out = product.out + row * product.width + column;
+  const GatedRows made{gate, up, stride, out, product.width, rows, stride};
+  if (product.bias) made.add_bias(product.bias + column, product.bias + product.width + column);
+  made.write(product.gating->activation);
+}
+
 // further: how many strips after this one the thread's next task likely is.
 void run_strip(Team& team, int thread, const Product& product, int widest, int64_t index, const RowRange& range,
                int64_t further) {
@@ -214,7 +225,7 @@ void run_strip(Team& team, int thread, const Product& product, int widest, int64
   const OctavoSegment& segment = product.segments[s];
   const StripRange at = strip_of(panel_count(segment.rows), widest, index);
   constexpr int kTotals = kMostCodedRows * kMostPanels * kLanes;
-  float* total = team.scratch(thread, kTotals + kScratchFloats);
+  float* total = team.scratch(thread, 2 * kTotals + kScratchFloats);
   const ManyRows many = linear_kernel(segment.format, product.coding).many;
   Strip strip = strip_at(segment, at.panel);
   const int64_t ahead = at.panel + at.panels * further;
@@ -227,7 +238,15 @@ void run_strip(Team& team, int thread, const Product& product, int widest, int64
                      : nullptr;
     strip.out = product.out + row * product.width + first_output + at.panel * kLanes;
     strip.out_stride = product.width;
-    many(strip, at.panels, product.in, product.first_input + row, rows, total, total + kTotals);
+    many(strip, at.panels, product.in, product.first_input + row, rows, total, total + 2 * kTotals);
+    if (product.gating) {
+      Strip up = strip;
+      up.panels += product.gating->apart();
+      if (up.next) up.next += product.gating->apart();
+      many(up, at.panels, product.in, product.first_input + row, rows, total + kTotals, total + 2 * kTotals);
+      finish_gates(product, at, row, rows, total, total + kTotals);
+      continue;
+    }
     const bool plain = !product.bias && !product.residual && (at.panel + at.panels) * kLanes <= segment.rows;
     for (int r = 0; r < rows; ++r) {
       const float* from = total + r * at.panels * kLanes;
@@ -243,11 +262,14 @@ void run_strip(Team& team, int thread, const Product& product, int widest, int64
 // --- many rows, of segments whose kernels take all rows of a strip: a task is a strip for a block of rows ---
 
 constexpr int64_t kNearInputs = 1 << 20; // that the second level keeps while strips go by
-constexpr int64_t kLeastShare = 24;      // rows that are worth preparing a strip for: a thread keeps to its share of them
+constexpr int64_t kLeastShare = 24; // rows that are worth preparing a strip for: a thread keeps to its share of them
 
-int64_t quads_of(const OctavoSegment& segment, Coding coding) {
-  const bool all = linear_kernel(segment.format, coding).all != nullptr;
-  return all ? (panel_count(segment.rows) + kAllPanels - 1) / kAllPanels : 0;
+// Panels of a segment that are a quad's; gates have as many others beside them.
+int64_t quad_panels(const Product& product) { return product.gating ? kAllPanels / 2 : kAllPanels; }
+
+int64_t quads_of(const Product& product, const OctavoSegment& segment) {
+  const bool all = linear_kernel(segment.format, product.coding).all != nullptr;
+  return all ? (panel_count(segment.rows) + quad_panels(product) - 1) / quad_panels(product) : 0;
 }
 
 // quad: up to four panels. further: how many after this one the thread's next task likely is.
@@ -255,17 +277,17 @@ void run_quad(Team& team, int thread, const Product& product, int64_t quad, int6
               int64_t further) {
   int64_t first_output = product.first_output;
   int s = 0;
-  for (int64_t here; quad >= (here = quads_of(product.segments[s], product.coding)); ++s) {
+  for (int64_t here; quad >= (here = quads_of(product, product.segments[s])); ++s) {
     quad -= here;
     first_output += product.segments[s].rows;
   }
   const OctavoSegment& segment = product.segments[s];
   const LinearKernel kernel = linear_kernel(segment.format, product.coding);
-  const int64_t panel = quad * kAllPanels, left = panel_count(segment.rows) - panel;
-  const int panels = left < kAllPanels ? static_cast<int>(left) : kAllPanels;
+  const int64_t most = quad_panels(product), panel = quad * most, left = panel_count(segment.rows) - panel;
+  const int own = static_cast<int>(left < most ? left : most), panels = product.gating ? 2 * own : own;
   Strip strip = strip_at(segment, panel);
-  if (further && left >= (further + 1) * kAllPanels)
-    strip.next = strip.panels + further * kAllPanels * strip.layout.bytes;
+  if (further && left >= (further + 1) * most) strip.next = strip.panels + further * most * strip.layout.bytes;
+  if (product.gating) strip.apart = product.gating->apart();
   const int64_t column = first_output + panel * kLanes, at = row * product.width + column;
   Results results{};
   results.out = product.out + at;
@@ -273,13 +295,14 @@ void run_quad(Team& team, int thread, const Product& product, int64_t quad, int6
   results.lanes = segment.rows - panel * kLanes;
   results.bias = product.bias ? product.bias + column : nullptr;
   results.residual = product.residual ? product.residual + at : nullptr;
+  results.gating = product.gating;
   float* memory = team.scratch(thread, static_cast<size_t>(kernel.floats(product.in.cols, panels)));
   kernel.all(strip, panels, product.in, product.first_input + row, rows, results, memory);
 }
 
 void all_rows(Team& team, const Product& product) {
   int64_t quads = 0;
-  for (int s = 0; s < product.segment_count; ++s) quads += quads_of(product.segments[s], product.coding);
+  for (int s = 0; s < product.segment_count; ++s) quads += quads_of(product, product.segments[s]);
   if (quads == 0) return;
   const int64_t most = product.rows / kLeastShare;
   const int64_t shares = most < 1 ? 1 : most < team.threads() ? most : team.threads();
@@ -303,6 +326,7 @@ DenseProduct dense_product(const Product& product, int64_t set) {
   dense.residual = product.residual;
   dense.out = product.out;
   dense.width = product.width;
+  dense.gating = product.gating;
   return dense;
 }
 
@@ -331,19 +355,6 @@ void many_rows(Team& team, const Product& product) {
 
 // --- one matrix a head ---
 
-// Each head's inputs as rows of their own: [heads][rows][depth].
-const float* gather_heads(Team& team, const float* x, const OctavoInstruction& code, int64_t rows, float* out) {
-  const int64_t heads = code.i[1], stride = code.i[2], depth = code.depth;
-  const auto copy = [&](int64_t begin, int64_t end, int) {
-    for (int64_t row = begin; row < end; ++row)
-      for (int64_t head = 0; head < heads; ++head)
-        memcpy(out + (head * rows + row) * depth, x + (row * heads + head) * stride,
-               static_cast<size_t>(depth) * sizeof(float));
-  };
-  team.parallel_ranges(rows, kWorthSharing / (heads * depth) + 1, copy);
-  return out;
-}
-
 // The rows of one head, whose matrix is one segment, as a product of its own.
 Product head_product(const Product& all, int64_t head, int64_t width) {
   Product product = all;
@@ -355,27 +366,12 @@ Product head_product(const Product& all, int64_t head, int64_t width) {
 }
 
 void run_head(Team& team, int thread, const Product& product, int64_t row, int64_t rows) {
-  const int64_t quads = quads_of(product.segments[0], product.coding);
+  const int64_t quads = quads_of(product, product.segments[0]);
   for (int64_t quad = 0; quad < quads; ++quad) run_quad(team, thread, product, quad, row, rows, 1);
   if (quads) return;
   const int64_t panels = panel_count(product.segments[0].rows);
   for (int64_t strip = 0; strip < strip_count(panels, kWidestMany); ++strip)
     run_strip(team, thread, product, kWidestMany, strip, {row, row + rows, rows}, 1);
-}
-
-// --- segments that take the inputs in an order of their own ---
-
-bool same_order(const OctavoSegment& a, const OctavoSegment& b) {
-  const int32_t *first = order_of(a), *second = order_of(b);
-  if (!first || !second) return first == second;
-  return memcmp(first, second, static_cast<size_t>(a.cols) * sizeof *first) == 0;
-}
-
-void gather(Team& team, const float* x, const int32_t* order, int64_t rows, int64_t cols, float* out) {
-  team.parallel_ranges(rows, kWorthSharing / (cols + 1) + 1, [&](int64_t begin, int64_t end, int) {
-    for (int64_t row = begin; row < end; ++row)
-      for (int64_t k = 0; k < cols; ++k) out[row * cols + k] = x[row * cols + order[k]];
-  });
 }
 
 // Prepares the inputs for segments of one order, and multiplies.
@@ -395,14 +391,53 @@ void run_product(Team& team, Product& product, const float* x, int64_t depth) {
     many_rows(team, product);
 }
 
+bool is_product(const OctavoInstruction& code) {
+  return code.opcode == OCTAVO_LINEAR || code.opcode == OCTAVO_GATED_LINEAR;
+}
+
 // The product that comes next in the program, or in the next step.
 const OctavoInstruction* product_after(const OctavoInstruction& instruction, const OctavoProgram& program) {
   const OctavoInstruction* const end = program.code + program.count;
   for (const OctavoInstruction* next = &instruction + 1; next < end; ++next)
-    if (next->opcode == OCTAVO_LINEAR) return next;
+    if (is_product(*next)) return next;
   for (const OctavoInstruction* next = program.code; next <= &instruction; ++next)
-    if (next->opcode == OCTAVO_LINEAR) return next;
+    if (is_product(*next)) return next;
   return nullptr;
+}
+
+// One product for each run of segments with the same order of inputs: all of them, but in odd checkpoints.
+void run_products(Team& team, Product product, int segments, const float* x, int64_t depth) {
+  for (int left = segments; left > 0; left -= product.segment_count) {
+    product.segment_count = 1;
+    while (product.segment_count < left && same_order(product.segments[0], product.segments[product.segment_count]))
+      ++product.segment_count;
+    run_product(team, product, x, depth);
+    for (int s = 0; s < product.segment_count; ++s) product.first_output += product.segments[s].rows;
+    product.segments += product.segment_count;
+  }
+}
+
+Product product_of(const OctavoInstruction& instruction, const OctavoProgram& program, int64_t rows) {
+  Product product{};
+  product.segments = static_cast<const OctavoSegment*>(instruction.p[0]);
+  product.bias = static_cast<const float*>(instruction.p[1]);
+  product.out = program.buffer[instruction.out];
+  product.width = instruction.width;
+  product.rows = rows;
+  product.coding = static_cast<Coding>(instruction.i[2]);
+  product.after = product_after(instruction, program);
+  return product;
+}
+
+// Whether gates and what they let through, of `width` each, have equal panels side by side or one after the other.
+bool find_gating(const OctavoSegment* segments, int count, int64_t width, Gating& gating) {
+  if (count > 2 || is_ordered(segments[0].format) || width % kLanes != 0) return false;
+  if (segments[0].rows != (count == 1 ? 2 * width : width) || segments[count - 1].format != segments[0].format)
+    return false;
+  gating.gate = gating.up = segments[0];
+  gating.gate.rows = gating.up.rows = static_cast<int32_t>(width);
+  gating.up.data = count == 2 ? segments[1].data : strip_at(segments[0], width / kLanes).panels;
+  return true;
 }
 
 } // namespace
@@ -410,24 +445,28 @@ const OctavoInstruction* product_after(const OctavoInstruction& instruction, con
 void linear(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep&,
             int64_t rows) {
   if (rows <= 0) return;
-  Product product{};
-  product.segments = static_cast<const OctavoSegment*>(instruction.p[0]);
-  product.bias = static_cast<const float*>(instruction.p[1]);
+  Product product = product_of(instruction, program, rows);
   product.residual = instruction.in1 >= 0 ? program.buffer[instruction.in1] : nullptr;
-  product.out = program.buffer[instruction.out];
-  product.width = instruction.width;
-  product.rows = rows;
-  product.coding = static_cast<Coding>(instruction.i[2]);
-  product.after = product_after(instruction, program);
-  // One product for each run of segments with the same order of inputs: all of them, but in odd checkpoints.
-  for (int left = instruction.i[1]; left > 0; left -= product.segment_count) {
-    product.segment_count = 1;
-    while (product.segment_count < left && same_order(product.segments[0], product.segments[product.segment_count]))
-      ++product.segment_count;
-    run_product(team, product, program.buffer[instruction.in0], instruction.depth);
-    for (int s = 0; s < product.segment_count; ++s) product.first_output += product.segments[s].rows;
-    product.segments += product.segment_count;
+  run_products(team, product, instruction.i[1], program.buffer[instruction.in0], instruction.depth);
+}
+
+void gated_linear(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep&,
+                  int64_t rows) {
+  if (rows <= 0) return;
+  const float* x = program.buffer[instruction.in0];
+  Product product = product_of(instruction, program, rows);
+  Gating gating{};
+  gating.activation = instruction.i[3];
+  if (!are_few(product.segments, instruction.i[1], rows, product.coding) &&
+      find_gating(product.segments, instruction.i[1], instruction.width, gating)) {
+    product.gating = &gating;
+    product.segments = &gating.gate;
+    return run_products(team, product, 1, x, instruction.depth);
   }
+  product.out = program.buffer[instruction.out2];
+  product.width = 2 * instruction.width;
+  run_products(team, product, instruction.i[1], x, instruction.depth);
+  gate_halves(team, gating.activation, product.out, program.buffer[instruction.out], rows, instruction.width);
 }
 
 void head_linear(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep&,

@@ -20,6 +20,10 @@ inline const int32_t* order_of(const OctavoSegment& segment) {
 void linear(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep& step,
             int64_t rows);
 
+// out = act(gate) * up, the halves of in0 @ w^T (+ bias), to the bits that linear() and act_mul() give.
+void gated_linear(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program,
+                  const OctavoStep& step, int64_t rows);
+
 // out[:, h] = in0[:, h, :depth] @ w_h^T for every head h: rows of in0 hold i[2] elements a head, and w_h is segment h.
 void head_linear(Team& team, const OctavoInstruction& instruction, const OctavoProgram& program, const OctavoStep& step,
                  int64_t rows);

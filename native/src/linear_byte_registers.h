@@ -75,14 +75,14 @@ private:
   alignas(64) float part_[Panels][kTileHeight][kLanes] = {};
 };
 
-template <int Group, bool Mins, bool Short> struct ByteKinds {
-  static constexpr ByteKind kind{Group, Mins, Short};
-};
+template <int Group, bool Mins, bool Short> struct ByteKinds { static constexpr ByteKind kind{Group, Mins, Short}; };
 
 template <int Group, bool Mins, bool Short>
 void run_byte_rows(const ByteRows& all, int64_t rows, int panels, const Results& results) {
   using Kinds = ByteKinds<Group, Mins, Short>;
-  for (const uint8_t* line = all.ahead; line < all.ahead_end; line += 64) __builtin_prefetch(line, 0, 2);
+  const int64_t half = (all.ahead_end - all.ahead) / 2;
+  for (int64_t line = 0; line < all.ahead_end - all.ahead; line += 64)
+    __builtin_prefetch(all.ahead + line + (all.apart && line >= half ? all.apart - half : 0), 0, 2);
   with_tiles([&](auto& tiles) {
     using Registers = typename std::remove_reference<decltype(tiles)>::type;
     alignas(64) float totals[kTileHeight * kAllPanels * kLanes];

@@ -1,9 +1,9 @@
 // Products of many rows of inputs in 8 bits with a strip of one or two panels, all of their inputs at a time: what
 // linear_byte_strip.h prepares and linear_byte_tile.cpp multiplies. Builds with AVX-512 have it, for tiles or vectors.
 //
-// An instruction multiplies unsigned bytes with signed ones: codes of weights are the signed ones, as packed panels have
-// them, and inputs are raised by 128. What a group's sum starts from makes up for it: -128 * the sum of its codes, an
-// integer a lane, + kRaisedBits, so that it is a float without a conversion.
+// An instruction multiplies unsigned bytes with signed ones: codes of weights are the signed ones, as packed panels
+// have them, and inputs are raised by 128. What a group's sum starts from makes up for it: -128 * the sum of its codes,
+// an integer a lane, + kRaisedBits, so that it is a float without a conversion.
 #pragma once
 #include <stdint.h>
 
@@ -25,8 +25,8 @@ struct ByteKind {
 };
 
 struct ByteRows {
-  const uint8_t* codes; // [units][8 words][64] of a panel, signed; panels panel_stride apart
-  int64_t panel_stride;
+  const uint8_t* codes;              // [units][8 words][64] of a panel, signed
+  int64_t panel_stride, pair_stride; // pairs of panels
   int64_t units;
   int64_t lanes;         // of all panels
   const float* scales;   // [groups][lanes]
@@ -38,6 +38,7 @@ struct ByteRows {
   const float* sums;         // [groups], likewise
   int64_t stride;
   const uint8_t *ahead, *ahead_end; // what this thread reads next
+  int64_t apart;                    // not 0: the second half of that stands so far behind the first
 
   ByteRows from_row(int64_t row) const {
     ByteRows rest = *this;
@@ -48,11 +49,19 @@ struct ByteRows {
   }
   ByteRows from_panel(int panel) const {
     ByteRows rest = *this;
-    rest.codes += panel * panel_stride;
+    rest.codes += panel / 2 * pair_stride + panel % 2 * panel_stride;
     rest.scales += panel * kLanes;
     rest.starts += panel * kLanes;
     if (rest.mins) rest.mins += panel * kLanes;
     return rest;
+  }
+  // The lines from `first`, a place of ahead .. ahead_end, on that stand together.
+  void set_ahead(const uint8_t* first) {
+    const uint8_t* half = ahead + (ahead_end - ahead) / 2;
+    if (apart && first < half) ahead_end = half;
+    const int64_t behind = apart && first >= half ? apart - (half - ahead) : 0;
+    ahead = first + behind;
+    ahead_end += behind;
   }
 };
 
@@ -68,8 +77,21 @@ inline Vec16 close_raised(Vec16 raised, Vec16 scale, Vec16 lower, Vec16 part) {
     return fma(scale, raised - set1(kRaised), part);
 }
 
-// totals: [rows][panels][16]
-inline void write_results(const Results& to, int64_t row, int rows, int panels, const float* totals) {
+// totals: [rows][panels][16], changed
+inline void write_gated(const Results& to, int64_t row, int rows, int panels, float* totals) {
+  for (int p = 0; p < panels; p += 2) {
+    float* gate = totals + p * kLanes;
+    const int64_t column = p / 2 * kLanes;
+    const GatedRows made{gate,      gate + kLanes, panels * kLanes, to.out + row * to.stride + column,
+                         to.stride, rows,          kLanes};
+    if (to.bias) made.add_bias(to.bias + column, to.bias + to.gating->gate.rows + column);
+    made.write(to.gating->activation);
+  }
+}
+
+// Likewise.
+inline void write_results(const Results& to, int64_t row, int rows, int panels, float* totals) {
+  if (to.gating) return write_gated(to, row, rows, panels, totals);
   const bool plain = !to.bias && !to.residual && to.lanes >= panels * kLanes;
   for (int r = 0; r < rows; ++r, totals += panels * kLanes) {
     float* out = to.out + (row + r) * to.stride;

@@ -86,10 +86,11 @@ void all_byte_rows(const Strip& strip, int panels, const LinearInputs& in, int64
                    const Results& results, float* memory) {
   using Made = ByteStrip<Number>;
   Made made(memory, in.cols, panels);
-  for (int p = 0; p < panels; ++p) made.prepare_panel(strip.panels + p * strip.layout.bytes, strip.layout, p);
+  for (int p = 0; p < panels; ++p) made.prepare_panel(strip.panel(p), strip.layout, p);
   ByteRows all{};
   all.codes = Made::kAsPacked ? strip.panels : made.codes;
-  all.panel_stride = Made::kAsPacked ? strip.layout.bytes : made.units * 512;
+  all.panel_stride = !Made::kAsPacked ? made.units * 512 : strip.apart ? strip.apart : strip.layout.bytes;
+  all.pair_stride = Made::kAsPacked && strip.apart ? strip.layout.bytes : 2 * all.panel_stride;
   all.units = made.units;
   all.lanes = panels * kLanes;
   all.scales = made.scales;
@@ -102,6 +103,7 @@ void all_byte_rows(const Strip& strip, int panels, const LinearInputs& in, int64
   all.stride = in.layout.rows;
   all.ahead = strip.next;
   all.ahead_end = strip.next ? strip.next + panels * strip.layout.bytes : nullptr;
+  all.apart = strip.apart;
   run_byte_rows<Made::f.group, Made::f.mins, Made::kKind.short_scales>(all.from_row(row), rows, panels, results);
 }
 

@@ -1,8 +1,8 @@
 // The tiles of linear_byte_rows.h in vectors; linear_byte_tile.cpp makes them.
 //
-// What bounds them is how many operations on registers there are: 8 products a group of 32, and 2 that close it. Sums and
-// totals of a tile stay in registers for all inputs of a row: a store an output and group would wait for room among the
-// stores. Pointers are members of copies that nothing points to, so that stores change none of them.
+// What bounds them is how many operations on registers there are: 8 products a group of 32, and 2 that close it. Sums
+// and totals of a tile stay in registers for all inputs of a row: a store an output and group would wait for room among
+// the stores. Pointers are members of copies that nothing points to, so that stores change none of them.
 #pragma once
 #include <string.h>
 
@@ -71,7 +71,8 @@ private:
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
-      for (int p = 0; p < Panels; ++p) sums[r][p] = load_words(reinterpret_cast<const uint8_t*>(t_.starts + p * kLanes));
+      for (int p = 0; p < Panels; ++p)
+        sums[r][p] = load_words(reinterpret_cast<const uint8_t*>(t_.starts + p * kLanes));
     add<Group * kEach, (Group + 1) * kEach>(inputs, sums);
     close<Group == 0, Group == kGroups - 1>(sums, part, total);
     t_.scales += t_.lanes;
@@ -121,9 +122,7 @@ __attribute__((noinline)) void run_byte_tile(const ByteRows& rows, int64_t fetch
   ByteTile<Kind, Rows, Panels>(rows).run(fetched_a_unit, results, stride, totals);
 }
 
-template <int Group, bool Mins, bool Short> struct ByteKinds {
-  static constexpr ByteKind kind{Group, Mins, Short};
-};
+template <int Group, bool Mins, bool Short> struct ByteKinds { static constexpr ByteKind kind{Group, Mins, Short}; };
 
 template <ByteKind const& Kind, int Panels>
 void run_byte_tile_of(int rows, const ByteRows& from, int64_t fetched_a_unit, const float* results, int64_t stride,
@@ -153,8 +152,8 @@ void run_byte_rows(const ByteRows& all, int64_t rows, int panels, const Results&
     const int count = static_cast<int>((tile + 1) * rows / tiles - row);
     for (int panel = 0; panel < panels; panel += 2) {
       ByteRows from = all.from_row(row).from_panel(panel);
-      const float* out = results.out + row * results.stride + panel * kLanes;
-      from.ahead = ahead;
+      const float* out = results.out + row * results.stride + (results.gating ? panel / 2 : panel) * kLanes;
+      from.set_ahead(ahead);
       ahead += all.units * lines * 64;
       if (panel + 1 < panels)
         run_byte_tile_of<kKind, 2>(count, from, lines, out, results.stride, totals + panel * kLanes);

@@ -15,7 +15,8 @@ struct DenseProduct {
   const float* bias;     // null: none
   const float* residual; // null: none
   float* out;
-  int64_t width; // of a row of out; the segments' outputs follow each other
+  int64_t width;        // of a row of out; the segments' outputs follow each other
+  const Gating* gating; // null: none; segments are its gate
 };
 
 void dense_rows(Team& team, const DenseProduct& product);

@@ -30,6 +30,17 @@ struct StripRun {
 
 bool in_registers(int32_t format) { return kBf16InTiles && format == OCTAVO_BF16; }
 
+// Panels of one segment, or gate by gate those of both.
+struct Panels {
+  const Gating* gating;
+  int64_t count, strip; // of a strip, at least: a gate's two belong to one task
+
+  Panels(const DenseProduct& product, const OctavoSegment& segment)
+      : gating(product.gating), count(panel_count(segment.rows) * (gating ? 2 : 1)),
+        strip(gating && kDensePanels == 1 ? 2 : kDensePanels) {}
+  int64_t strips() const { return (count + strip - 1) / strip; }
+};
+
 // How the part of a product that is multiplied in tile registers, or the other part, is dealt out: its strips in runs,
 // its tiles of rows in blocks.
 class Deal {
@@ -53,9 +64,9 @@ public:
       const OctavoSegment& segment = product_.segments[s];
       const int64_t here = runs_in(segment, strips_);
       if (index < here) {
-        const int64_t panels = panel_count(segment.rows), all = (panels + kDensePanels - 1) / kDensePanels;
-        const int64_t last = (index + 1) * all / here * kDensePanels;
-        return {s, column, index * all / here * kDensePanels, last < panels ? last : panels};
+        const Panels panels(product_, segment);
+        const int64_t all = panels.strips(), last = (index + 1) * all / here * panels.strip;
+        return {s, column, index * all / here * panels.strip, last < panels.count ? last : panels.count};
       }
       index -= here;
       column += segment.rows;
@@ -68,8 +79,7 @@ private:
   int64_t block_tiles() const { return kBlockRows / tiles_.tall; }
   int64_t runs_in(const OctavoSegment& segment, int64_t strips) const {
     if (!format_of(segment.format).dense() || in_registers(segment.format) != registers_) return 0;
-    const int64_t all = (panel_count(segment.rows) + kDensePanels - 1) / kDensePanels;
-    return (all + strips - 1) / strips;
+    return (Panels(product_, segment).strips() + strips - 1) / strips;
   }
   int64_t runs_of(int64_t strips) const {
     int64_t runs = 0;
@@ -115,6 +125,7 @@ public:
 
   void run() {
     const FlushSubnormals flush(segment_.format == OCTAVO_BF16);
+    flush_ = &flush;
 #if defined(OCTAVO_VARIANT_AMX)
     if (words_.read == DenseWeights::tiles) return with_tiles([&](auto& registers) { run_groups(registers); });
 #endif
@@ -129,7 +140,9 @@ private:
   }
 
   const uint8_t* weights_at(int64_t panel, int64_t word) const {
-    return static_cast<const uint8_t*>(segment_.data) + panel * panel_bytes_ + word * words_.bytes * kLanes;
+    const Gating* gating = product_.gating;
+    const int64_t at = gating ? panel / 2 * panel_bytes_ + panel % 2 * gating->apart() : panel * panel_bytes_;
+    return static_cast<const uint8_t*>(segment_.data) + at + word * words_.bytes * kLanes;
   }
 
   template <class Registers> void run_strip(Registers& registers, int64_t panel, int64_t start) {
@@ -139,16 +152,16 @@ private:
     tile.count = end - start;
     DenseWeights read = words_.read;
     tile.weights = weights_at(panel, start);
-    tile.panel_stride = panel_bytes_;
+    tile.panel_stride = product_.gating ? product_.gating->apart() : panel_bytes_;
     if (words_.bytes == 2 && last_tile_ - first_tile_ > 1) tile.widened = weights_;
-    tile.panel_bytes = panel_bytes_;
+    tile.panel_bytes = tile.panel_stride;
     tile.input_words = words_.stride;
     tile.ahead_bytes = (words_.bytes * kLanes + last_tile_ - first_tile_ - 1) / (last_tile_ - first_tile_);
     tile.ahead = panel + kDensePanels < run_.last ? weights_at(panel + kDensePanels, start)
                  : end < words_.count             ? weights_at(run_.first, end)
                                                   : weights_at(run_.last, 0);
     const int64_t column = run_.column + panel * kLanes;
-    const bool last = end == words_.count, whole = (panel + panels) * kLanes <= segment_.rows;
+    const bool last = end == words_.count, whole = !product_.gating && (panel + panels) * kLanes <= segment_.rows;
     if (last && product_.bias && whole) tile.bias = product_.bias + column;
     float* total = totals_ + (panel - run_.first) * kLanes * (tiles_.first(last_tile_) - tiles_.first(first_tile_));
     for (int64_t t = first_tile_; t < last_tile_; ++t) {
@@ -165,11 +178,15 @@ private:
         tile.out = total;
         tile.row_stride = panels * kLanes;
       }
+      if (last && product_.gating) fetch_gated(row, height, panel);
       if constexpr (std::is_same_v<Registers, NoRegisters>)
         run_dense_tile(tile, read, height, panels);
       else
         run_register_tile(registers, tile, height, panels);
-      if (last && !whole) finish(total, row, height, panel, panels);
+      if (last && product_.gating)
+        finish_gates(total, row, height, panel);
+      else if (last && !whole)
+        finish(total, row, height, panel, panels);
       tile.ahead += tile.ahead_bytes * tile.count;
       if (tile.widened) {
         tile.widened = nullptr;
@@ -179,6 +196,23 @@ private:
       }
       total += height * panels * kLanes;
     }
+  }
+
+  float* gated_at(int64_t row, int64_t panel) const { return product_.out + row * product_.width + panel / 2 * kLanes; }
+
+  void fetch_gated(int64_t row, int height, int64_t panel) const {
+    for (int r = 0; r < height; ++r) __builtin_prefetch(gated_at(row + r, panel), 1);
+  }
+
+  // Of a tile that has, or whose strip after the one before has, both of a gate's panels.
+  void finish_gates(float* total, int64_t row, int height, int64_t panel) const {
+    if (kDensePanels == 1 && panel % 2 == 0) return;
+    constexpr int64_t kApart = kDensePanels * kLanes; // rows
+    const int64_t rows = tiles_.first(last_tile_) - tiles_.first(first_tile_), column = panel / 2 * kLanes;
+    float *up = kDensePanels == 1 ? total : total + kLanes, *gate = kDensePanels == 1 ? total - rows * kLanes : total;
+    const GatedRows made{gate, up, kApart, gated_at(row, panel), product_.width, height, kLanes};
+    if (product_.bias) made.add_bias(product_.bias + column, product_.bias + product_.width + column);
+    flush_->pause([&] { made.write(product_.gating->activation); });
   }
 
   // For a strip with lanes past the end of the segment.
@@ -204,11 +238,13 @@ private:
   const int64_t first_tile_, last_tile_;
   float* weights_;
   float* totals_;
+  const FlushSubnormals* flush_ = nullptr;
 };
 
 void deal_out(Team& team, const DenseProduct& product, bool registers) {
   const Deal deal(product, team.threads(), registers);
-  const int64_t floats = kDensePanels * kLanes * (kDenseGroup + deal.most_strips() * deal.most_rows());
+  const int64_t panels = product.gating && kDensePanels == 1 ? 2 : kDensePanels; // of a strip
+  const int64_t floats = kLanes * (kDensePanels * kDenseGroup + panels * deal.most_strips() * deal.most_rows());
   team.parallel(deal.tasks(), [&](int64_t task, int thread) {
     Task(product, deal, task, team.scratch(thread, static_cast<size_t>(floats))).run();
   });

@@ -6,6 +6,7 @@
 #pragma once
 #include <stdint.h>
 
+#include "activation.h"
 #include "formats.h"
 #include "linear_quantize.h"
 
@@ -49,10 +50,10 @@ bool bf16_in_pairs();
 
 // The inputs of an instruction, prepared once, each as the layout says. What no segment needs is null. [rows] of:
 struct LinearInputs {
-  const float* values;  // [cols]
-  const float* tiled;   // [cols] the same in tiles of rows
-  const float* rounded; // [even_cols] values rounded to bf16, unless bf16_in_pairs(), neighbours exchanged; many rows
-                        // in tiles of rows
+  const float* values;   // [cols]
+  const float* tiled;    // [cols] the same in tiles of rows
+  const float* rounded;  // [even_cols] values rounded to bf16, unless bf16_in_pairs(), neighbours exchanged; many rows
+                         // in tiles of rows
   const uint32_t* pairs; // [even_cols / 2] likewise, two a word, otherwise
   const float* sums16;   // [cols / 16] sums of 16
   const float* sums32;   // [cols / 32] sums of 32
@@ -71,6 +72,12 @@ struct Strip {
   int64_t ahead = 0;             // few rows: bytes of a panel's codes that are fetched before they are read
   const float* out = nullptr;    // where the rows' results will be written, or null
   int64_t out_stride = 0;        // how far rows are apart there
+  int64_t apart = 0;             // `all` kernels: not 0: panels of gates and of what they let through take turns, these
+                                 // so many bytes behind those
+
+  const uint8_t* panel(int p) const {
+    return apart ? panels + p / 2 * layout.bytes + p % 2 * apart : panels + p * layout.bytes;
+  }
 };
 
 // What few rows fetch before it is read: a panel's codes `ahead` bytes on, where past their end come those of the next
@@ -106,13 +113,15 @@ private:
   int64_t apart_ = 0;
 };
 
-// Where the results of a strip's rows go: those of its first lane, rows `stride` apart, each + bias, then + residual.
+// Where the results of a strip's rows go: those of its first lane, rows `stride` apart, each + bias, then + residual;
+// with gating, of two panels act(one + bias) * (other + its bias).
 struct Results {
   float* out;
   int64_t stride;
   int64_t lanes;         // that exist
   const float* bias;     // of the first lane; null: none
   const float* residual; // as out; null: none
+  const Gating* gating;  // null: none
 };
 
 // total: [rows][panels][16]; rows and panels are the kernel's own

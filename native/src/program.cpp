@@ -48,6 +48,7 @@ void run_one(Team& team, const Program& program, const Step& step, int32_t index
   case OCTAVO_CAUSAL_CONV: return causal_conv(team, code, program, step, rows);
   case OCTAVO_STATE_SCAN: return state_scan(team, code, program, step, rows);
   case OCTAVO_SCALE_BY_POSITION: return scale_by_position(team, code, program, step, rows);
+  case OCTAVO_GATED_LINEAR: return gated_linear(team, code, program, step, rows);
   case OCTAVO_GATED_NORM: return gated_norm(team, code, program, step, rows);
   default: return; // the recorder writes no other
   }

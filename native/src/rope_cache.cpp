@@ -10,7 +10,7 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t kFloatsOfTask = 8192;
+constexpr int64_t kFloatsOfTask = 2048;
 
 struct Shape {
   int64_t heads, kv_heads, head_dim, rotary;

@@ -105,6 +105,8 @@ typedef struct {
  *                   [taps - 1, width], then of a scan a piece for each head, [state, head_dim], all float32
  *   fused, written by octavo/kernels/cpu/fusion.py:
  *   ADD_RMS_NORM    out2 = in0 + in1; out = norm(out2) * p[0].    f[0] eps
+ *   GATED_LINEAR    out = act(gate) * up, the halves of in0 @ w^T (+ bias p[1]); out2, 2 * width wide, may be used for them
+ *                                                         p[0] OctavoSegment*, i[1], i[2], depth as LINEAR  i[3] OctavoActivation
  */
 enum OctavoOpcode {
   OCTAVO_EMBED = 0,
@@ -129,6 +131,7 @@ enum OctavoOpcode {
   OCTAVO_STATE_SCAN = 19,
   OCTAVO_GATED_NORM = 20,
   OCTAVO_SCALE_BY_POSITION = 21,
+  OCTAVO_GATED_LINEAR = 22,
 };
 
 /* How keys and values are kept. int8 and fp8_e4m3 have a scale for each token and head, keys and values apart; int4 has

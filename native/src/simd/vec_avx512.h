@@ -51,15 +51,16 @@ inline void store_f16(uint16_t* p, Vec16 a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }
 // Not VCVTNEPS2BF16, which flushes subnormals: the cache holds the same bits on every instruction set.
-inline void store_bf16(uint16_t* p, Vec16 a) {
+// Rounded to bf16: its bits in the upper half of a lane, what was there before or what rounding made in the lower one.
+inline __m512i round_upper_half(Vec16 a) {
   const __m512i bits = _mm512_castps_si512(a.v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
   const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
-  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
-  const __m512i chosen = _mm512_srli_epi32(_mm512_mask_blend_epi32(nan, rounded, quiet), 16);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(chosen));
+  return _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
 }
+inline __m256i round_to_bf16(Vec16 a) { return _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_upper_half(a), 16)); }
+inline void store_bf16(uint16_t* p, Vec16 a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), round_to_bf16(a)); }
 
 inline Vec16 operator+(Vec16 a, Vec16 b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Vec16 operator-(Vec16 a, Vec16 b) { return {_mm512_sub_ps(a.v, b.v)}; }

@@ -12,6 +12,8 @@ from octavo.ops.weight import PackedWeight
 
 _FLOAT = 4  # bytes
 
+_ACTIVATION = {Opcode.ACT: 0, Opcode.ACT_MUL: 0, Opcode.GATED_LINEAR: 2}  # which of its integers it is
+
 
 @dataclass(frozen=True, slots=True)
 class InstructionCost:
@@ -23,6 +25,8 @@ class InstructionCost:
 
 def cost(ins: Instruction) -> InstructionCost:
     """What an instruction reads and computes."""
+    if ins.opcode is Opcode.GATED_LINEAR:
+        return InstructionCost(_operand_bytes(ins), 4 * ins.width * ins.depth)
     if ins.opcode in (Opcode.LINEAR, Opcode.HEAD_LINEAR):
         return InstructionCost(_operand_bytes(ins), 2 * ins.width * ins.depth)
     if ins.opcode is Opcode.EMBED:
@@ -95,13 +99,13 @@ def _notes(ins: Instruction) -> str:
     if ins.opcode is Opcode.HEAD_LINEAR:
         notes.append(f"{ins.integers[0]} heads")
         notes += _coding_notes(ins, ins.integers[2])
-    if ins.opcode in (Opcode.ACT, Opcode.ACT_MUL):
-        notes.append(ActivationCode(ins.integers[0]).name.lower())
+    if ins.opcode in _ACTIVATION:
+        notes.append(ActivationCode(ins.integers[_ACTIVATION[ins.opcode]]).name.lower())
     if ins.opcode is Opcode.SCALE_BY_POSITION:
         notes.append(f"{ins.floats[0]:g} every {ins.floats[1]:g} positions")
     if ins.opcode in (Opcode.SCALE, Opcode.SOFTCAP):
         notes.append(f"{ins.floats[0]:g}")
-    if ins.opcode is Opcode.LINEAR:
+    if ins.opcode in (Opcode.LINEAR, Opcode.GATED_LINEAR):
         notes += ["bias"] if ins.operands[1] is not None else []
         notes += _coding_notes(ins, ins.integers[1])
     if ins.opcode is Opcode.EMBED:

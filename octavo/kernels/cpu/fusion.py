@@ -14,7 +14,30 @@ from octavo.kernels.cpu.structs import Opcode
 
 def fuse(instructions: Sequence[Instruction]) -> list[Instruction]:
     """An equivalent, shorter list."""
-    return _fuse_add_norm(_fuse_linear_add(list(instructions)))
+    return _fuse_add_norm(_fuse_linear_add(_fuse_linear_gate(list(instructions))))
+
+
+def _fuse_linear_gate(code: list[Instruction]) -> list[Instruction]:
+    """LINEAR whose only reader is an ACT_MUL -> GATED_LINEAR, where the ACT_MUL stood."""
+    readers = _readers(code)
+    producers = {ins.out: ins for ins in code if ins.opcode is Opcode.LINEAR and ins.in1 is None}
+    replaced: dict[int, Instruction] = {}
+    dropped: set[int] = set()
+    for position, gate in enumerate(code):
+        linear = producers.get(gate.in0) if gate.opcode is Opcode.ACT_MUL else None
+        if linear is None or readers[linear.out] != 1:
+            continue
+        replaced[position] = replace(
+            linear,
+            opcode=Opcode.GATED_LINEAR,
+            width=gate.width,
+            out=gate.out,
+            out2=linear.out,
+            integers=(*linear.integers, *gate.integers),
+            fused=(Opcode.LINEAR, Opcode.ACT_MUL),
+        )
+        dropped.add(id(linear))
+    return list(_rewritten(code, replaced, dropped))
 
 
 def _fuse_linear_add(code: list[Instruction]) -> list[Instruction]:

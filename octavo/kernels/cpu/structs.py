@@ -70,6 +70,7 @@ class Opcode(IntEnum):
     STATE_SCAN = 19
     GATED_NORM = 20
     SCALE_BY_POSITION = 21
+    GATED_LINEAR = 22
 
 
 class CacheType(IntEnum):
