@@ -81,8 +81,8 @@ def results(
             program = NativeProgram(machine.library, team, recorder.instructions, limits, fused=fused)
             assert len(program.instructions) == (1 if fused else 2)
             assert program.instructions[0].opcode is (Opcode.GATED_LINEAR if fused else Opcode.LINEAR)
-            program.view(inputs, rows)[:] = x[:rows]
             program.view(gated, rows)[:] = np.nan
+            program.view(inputs, rows)[:] = x[:rows]
             program.run(step_of(rows))
             found.append(program.view(gated, rows).copy())
         yield rows, found[0], found[1]
