@@ -5,6 +5,7 @@
 #include "formats.h"
 #include "octavo/abi.h"
 #include "pack_blocks.h"
+#include "square.h"
 #include "thread_team.h"
 
 namespace octavo {
@@ -18,26 +19,6 @@ struct SourcePanel {
   int64_t row_bytes;
   int rows;
 };
-
-// 16 words of each of 16 rows, or of what they are turned into; the compiler's vectors, since words are only moved.
-template <class Word> struct Square {
-  typedef Word Row __attribute__((vector_size(kLanes * sizeof(Word))));
-  Row row[kLanes];
-};
-
-// Rows become columns. A word's place is the bits of its row, then of its column: each turn moves the first of these
-// eight bits to their end, so four turns exchange row and column.
-template <class Word> void turn(Square<Word>& x) {
-  for (int turns = 0; turns < 4; ++turns) {
-    Square<Word> next;
-    for (int i = 0; i < kLanes / 2; ++i) {
-      const auto a = x.row[i], b = x.row[i + kLanes / 2];
-      next.row[2 * i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-      next.row[2 * i + 1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-    }
-    x = next;
-  }
-}
 
 // Words of 16 lanes, the input dimension outermost. Word is 16 or 32 bits; missing lanes become 0.
 template <class Word> void pack_words(const SourcePanel& source, int64_t words, uint8_t* out) {

@@ -13,6 +13,7 @@
 #include "linear_codes.h"
 #include "octavo/abi.h"
 #include "simd/math.h"
+#include "square.h"
 #include "thread_team.h"
 
 namespace octavo {
@@ -59,13 +60,17 @@ void store_codes(const Block& codes, uint8_t (&out)[kUnit]) {
   for (int k = 0; k < kUnit; ++k) out[k] = static_cast<uint8_t>(static_cast<int32_t>(values[k]));
 }
 
+Block codes_of_8(const Block& x, float inverse) {
+  const Vec16 by = set1(inverse), limit = set1(127.0f);
+  const auto code = [&](Vec16 v) { return max(min(round_int(v * by), limit), zero() - limit); };
+  return {code(x.low), code(x.high)};
+}
+
 void write_q8_0(const Block& x, uint8_t* out) {
   const float most = largest(max(absolute(x.low), absolute(x.high)));
   const float d = through_half(most / 127.0f);
-  const Vec16 inverse = set1(d > 0.0f ? 1.0f / d : 0.0f), limit = set1(127.0f);
-  const auto code = [&](Vec16 v) { return max(min(round_int(v * inverse), limit), zero() - limit); };
   uint8_t codes[kUnit];
-  store_codes({code(x.low), code(x.high)}, codes);
+  store_codes(codes_of_8(x, d > 0.0f ? 1.0f / d : 0.0f), codes);
   write_half(d, out);
   memcpy(out + 2, codes, sizeof codes);
 }
@@ -146,19 +151,29 @@ Vec16 through_half(Vec16 value) {
   return load_f16(halves);
 }
 
+Vec16 as_vector(const Square<float>& square, int row) {
+  float line[kLanes];
+  memcpy(line, &square.row[row], sizeof line);
+  return load(line);
+}
+
+void set_row(Square<float>& square, int row, Vec16 values) {
+  float line[kLanes];
+  store(line, values);
+  memcpy(&square.row[row], line, sizeof line);
+}
+
 Lanes read_lanes(int32_t format, const uint8_t* source, int64_t first) {
-  float values[kLanes][kUnit];
+  Square<float> low, high;
   for (int lane = 0; lane < kLanes; ++lane) {
     const Block block = read_block(format, source, (first + lane) * kUnit);
-    store(values[lane], block.low);
-    store(values[lane] + 16, block.high);
+    set_row(low, lane, block.low);
+    set_row(high, lane, block.high);
   }
+  turn(low);
+  turn(high);
   Lanes all;
-  for (int k = 0; k < kUnit; ++k) {
-    float line[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) line[lane] = values[lane][k];
-    all.x[k] = load(line);
-  }
+  for (int k = 0; k < kLanes; ++k) all.x[k] = as_vector(low, k), all.x[k + 16] = as_vector(high, k);
   return all;
 }
 
@@ -168,22 +183,31 @@ inline Vec16 code_of(Vec16 x, Lines line, Vec16 inverse) {
   return max(min(round_int((x - line.m) * inverse), set1(kLevels)), zero());
 }
 
-Sums sums_of(const Lanes& all, Lines line) {
+// Of a line that is not fitted again the error alone.
+template <bool Fitted> Sums sums_of(const Lanes& all, Lines line) {
   const Vec16 inverse = inverse_of(line);
-  return sum_halves([&](int i) {
+  const auto half = [&](int i) {
     const Vec16 x = all.x[i], y = all.x[i + 16];
     const Vec16 low = code_of(x, line, inverse), high = code_of(y, line, inverse);
     const Vec16 low_error = x - fma(low, line.d, line.m), high_error = y - fma(high, line.d, line.m);
-    return Sums{fma(high_error, high_error, low_error * low_error), low + high, fma(high, high, low * low),
-                fma(high, y, low * x)};
-  });
+    const Vec16 error = fma(high_error, high_error, low_error * low_error);
+    if constexpr (Fitted)
+      return Sums{error, low + high, fma(high, high, low * low), fma(high, y, low * x)};
+    else
+      return error;
+  };
+  if constexpr (Fitted)
+    return sum_halves(half);
+  else
+    return {sum_halves(half), zero(), zero(), zero()};
 }
 
 // v: sums of the blocks' values.
 Lines fit(const Sums& sums, Lines line, Vec16 v) {
   const Vec16 count = set1(kUnit), spread = count * sums.qq - sums.q * sums.q;
   const Vec16 d = (count * sums.qv - sums.q * v) / spread;
-  return {select_less(zero(), spread, d, line.d), select_less(zero(), spread, (v - d * sums.q) / count, line.m)};
+  const Vec16 m = (v - d * sums.q) * set1(1.0f / kUnit); // exactly what dividing gives: a power of two
+  return {select_less(zero(), spread, d, line.d), select_less(zero(), spread, m, line.m)};
 }
 
 Lines best_lines(const Lanes& all) {
@@ -192,18 +216,32 @@ Lines best_lines(const Lanes& all) {
   for (int k = 1; k < kUnit; ++k) least = max(least, zero() - all.x[k]), most = max(most, all.x[k]);
   least = least * set1(-1.0f);
   const Vec16 range = most - least;
+  constexpr int kChoices = sizeof kRanges / sizeof *kRanges;
+  Lines tried[kChoices][kFits + 1];
+  Vec16 errors[kChoices][kFits + 1];
+  for (int choice = 0; choice < kChoices; ++choice) {
+    const Vec16 share = set1(kRanges[choice]), width = range * share;
+    tried[choice][0] = {width / set1(kLevels), least + set1(0.5f) * range * (set1(1.0f) - share)};
+  }
+  // Turn by turn, not choice by choice: what one choice is divided by is ready when its turn comes again.
+  for (int turn = 0; turn <= kFits; ++turn) {
+    for (int choice = 0; choice < kChoices; ++choice) {
+      Lines& line = tried[choice][turn];
+      const Lines wanted = line;
+      line = {through_half(wanted.d), through_half(wanted.m)};
+      const Sums sums = turn < kFits ? sums_of<true>(all, line) : sums_of<false>(all, line);
+      errors[choice][turn] = sums.error;
+      if (turn < kFits) tried[choice][turn + 1] = fit(sums, wanted, v);
+    }
+  }
   Lines best{through_half(range / set1(kLevels)), through_half(least)};
   Vec16 best_error = set1(INFINITY);
-  for (const float share : kRanges) {
-    const Vec16 width = range * set1(share);
-    Lines line{width / set1(kLevels), least + set1(0.5f) * range * set1(1.0f - share)};
-    for (int turn = 0; turn <= kFits; ++turn) {
-      const Lines stored{through_half(line.d), through_half(line.m)};
-      const Sums sums = sums_of(all, stored);
-      best = {select_less(sums.error, best_error, stored.d, best.d),
-              select_less(sums.error, best_error, stored.m, best.m)};
-      best_error = select_less(sums.error, best_error, sums.error, best_error);
-      line = fit(sums, line, v);
+  for (int choice = 0; choice < kChoices; ++choice) {
+    for (int turn = 0; turn <= kFits; ++turn) { // as a block alone is tried: of equals the first
+      const Lines& line = tried[choice][turn];
+      const Vec16 error = errors[choice][turn];
+      best = {select_less(error, best_error, line.d, best.d), select_less(error, best_error, line.m, best.m)};
+      best_error = select_less(error, best_error, error, best_error);
     }
   }
   return best;
@@ -212,21 +250,56 @@ Lines best_lines(const Lanes& all) {
 void write_q4_1_lanes(const Lanes& all, uint8_t* out, int64_t stride) {
   const Lines best = best_lines(all);
   const Vec16 inverse = inverse_of(best);
-  float values[kUnit][kLanes];
-  for (int k = 0; k < kUnit; ++k) store(values[k], code_of(all.x[k], best, inverse));
+  Square<float> bytes; // of two codes each
+  for (int k = 0; k < kLanes; ++k) {
+    const Vec16 low = code_of(all.x[k], best, inverse), high = code_of(all.x[k + 16], best, inverse);
+    set_row(bytes, k, fma(high, set1(16.0f), low));
+  }
+  turn(bytes);
   uint16_t d[kLanes], m[kLanes];
   store_f16(d, best.d);
   store_f16(m, best.m);
   for (int lane = 0; lane < kLanes; ++lane, out += stride) {
     memcpy(out, d + lane, 2);
     memcpy(out + 2, m + lane, 2);
-    for (int k = 0; k < 16; ++k)
-      out[4 + k] =
-          static_cast<uint8_t>(static_cast<int>(values[k][lane]) | static_cast<int>(values[k + 16][lane]) << 4);
+    float line[kLanes];
+    memcpy(line, &bytes.row[lane], sizeof line);
+    for (int k = 0; k < kLanes; ++k) out[4 + k] = static_cast<uint8_t>(static_cast<int32_t>(line[k]));
+  }
+}
+
+// Scales of sixteen blocks at once; codes block by block.
+void write_q8_0_lanes(int32_t format, const uint8_t* source, int64_t first, uint8_t* out) {
+  Square<float> size;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const Block x = read_block(format, source, (first + lane) * kUnit);
+    set_row(size, lane, max(absolute(x.low), absolute(x.high)));
+  }
+  turn(size);
+  Vec16 most = as_vector(size, 0);
+  for (int k = 1; k < kLanes; ++k) most = max(most, as_vector(size, k));
+  const Vec16 d = through_half(most / set1(127.0f));
+  uint16_t halves[kLanes];
+  float inverse[kLanes];
+  store_f16(halves, d);
+  store(inverse, select_less(zero(), d, set1(1.0f) / d, zero()));
+  constexpr int64_t kBytes = format_of(OCTAVO_Q8_0).source_bytes;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    uint8_t codes[kUnit];
+    store_codes(codes_of_8(read_block(format, source, (first + lane) * kUnit), inverse[lane]), codes);
+    memcpy(out + lane * kBytes, halves + lane, 2);
+    memcpy(out + lane * kBytes + 2, codes, sizeof codes);
   }
 }
 
 // Blocks that follow each other in memory.
+void write_q8_0_blocks(int32_t format, const uint8_t* source, int64_t count, uint8_t* out) {
+  constexpr int64_t kBytes = format_of(OCTAVO_Q8_0).source_bytes;
+  int64_t block = 0;
+  for (; block + kLanes <= count; block += kLanes) write_q8_0_lanes(format, source, block, out + block * kBytes);
+  for (; block < count; ++block) write_q8_0(read_block(format, source, block * kUnit), out + block * kBytes);
+}
+
 void write_q4_1_blocks(int32_t format, const uint8_t* source, int64_t count, uint8_t* out) {
   constexpr int64_t kBytes = format_of(OCTAVO_Q4_1).source_bytes;
   int64_t block = 0;
@@ -280,21 +353,14 @@ int32_t octavo_quantize(void* team, int32_t format, const void* source, int64_t 
   const int64_t row_bytes = cols * from.source_bytes, count = cols / to.block;
   static_cast<Team*>(team)->parallel_ranges(rows, 65536 / cols + 1, [&](int64_t begin, int64_t end, int) {
     const uint8_t* first = static_cast<const uint8_t*>(source) + begin * row_bytes;
+    uint8_t* out = static_cast<uint8_t*>(blocks);
     if (target == OCTAVO_Q4_1)
-      return write_q4_1_blocks(format, first, (end - begin) * count,
-                               static_cast<uint8_t*>(blocks) + begin * count * to.source_bytes);
-    for (int64_t row = begin; row < end; ++row) {
-      const uint8_t* from_row = static_cast<const uint8_t*>(source) + row * row_bytes;
-      if (target == kE4m3Rows) {
-        write_e4m3_row(format, from_row, cols, static_cast<uint8_t*>(blocks) + row * source_row_bytes(target, cols));
-        continue;
-      }
-      for (int64_t block = 0; block < count; ++block) {
-        const Block x = read_block(format, from_row, block * to.block);
-        uint8_t* out = static_cast<uint8_t*>(blocks) + (row * count + block) * to.source_bytes;
-        write_q8_0(x, out);
-      }
-    }
+      return write_q4_1_blocks(format, first, (end - begin) * count, out + begin * count * to.source_bytes);
+    if (target == OCTAVO_Q8_0)
+      return write_q8_0_blocks(format, first, (end - begin) * count, out + begin * count * to.source_bytes);
+    for (int64_t row = begin; row < end; ++row)
+      write_e4m3_row(format, static_cast<const uint8_t*>(source) + row * row_bytes, cols,
+                     out + row * source_row_bytes(target, cols));
   });
   return 0;
 }
