@@ -220,142 +220,166 @@ def step_random(args):
 
 
 # ------------------------------------------------------------------ to gguf
-def bytes_to_unicode():
-    """The byte <-> printable character table of byte-level BPE."""
-    keep = list(range(33, 127)) + list(range(161, 173)) + list(range(174, 256))
-    table, n = {}, 0
-    for b in range(256):
-        if b in keep:
-            table[b] = chr(b)
+PRETOKENIZER = {SMOL: "smollm", "qwen2.5-0.5b-random": "qwen2", "llama-3.2-1b-random": "llama-bpe"}
+WHOLE_NAMES = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+LAYER_NAMES = {
+    "input_layernorm.weight": "attn_norm.weight",
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight",
+    "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.q_proj.bias": "attn_q.bias",
+    "self_attn.k_proj.bias": "attn_k.bias",
+    "self_attn.v_proj.bias": "attn_v.bias",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+}
+
+
+def head_size(cfg):
+    return cfg.get("head_dim") or cfg["hidden_size"] // cfg["num_attention_heads"]
+
+
+def add_shape(w, name, cfg, rope):
+    """What a reader must know of the model before it sees a tensor."""
+    import gguf
+
+    w.add_name(name)
+    w.add_block_count(cfg["num_hidden_layers"])
+    w.add_context_length(cfg["max_position_embeddings"])
+    w.add_embedding_length(cfg["hidden_size"])
+    w.add_feed_forward_length(cfg["intermediate_size"])
+    w.add_head_count(cfg["num_attention_heads"])
+    w.add_head_count_kv(cfg["num_key_value_heads"])
+    w.add_layer_norm_rms_eps(cfg["rms_norm_eps"])
+    w.add_rope_freq_base(float(rope["rope_theta"]))
+    w.add_vocab_size(cfg["vocab_size"])
+    if cfg["model_type"] == "llama":
+        w.add_rope_dimension_count(head_size(cfg))
+    w.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+
+
+def vocabulary(tj, size):
+    """Every token's text and kind, padded to the embedding's rows."""
+    import gguf
+
+    vocab = {i: t for t, i in tj["model"]["vocab"].items()}
+    added = {a["id"]: a for a in tj["added_tokens"]}
+    toks, types = [], []
+    for i in range(size):
+        if i in added:
+            toks.append(added[i]["content"])
+            types.append(gguf.TokenType.CONTROL if added[i]["special"] else gguf.TokenType.USER_DEFINED)
+        elif i in vocab:
+            toks.append(vocab[i])
+            types.append(gguf.TokenType.NORMAL)
         else:
-            table[b] = chr(256 + n)
-            n += 1
-    return table
+            toks.append("[PAD%d]" % i)
+            types.append(gguf.TokenType.UNUSED)
+    return toks, types
 
 
-def step_togguf(args):
+def add_tokenizer(w, src, pre, size):
+    """The tokenizer, straight from tokenizer.json, and the special tokens of generation_config.json."""
+    tj = json.load(open(os.path.join(src, "tokenizer.json")))
+    toks, types = vocabulary(tj, size)
+    merges = [m if isinstance(m, str) else " ".join(m) for m in tj["model"]["merges"]]
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre(pre)
+    w.add_token_list(toks)
+    w.add_token_types(types)
+    w.add_token_merges(merges)
+    gen = json.load(open(os.path.join(src, "generation_config.json")))
+    for key, add in (
+        ("bos_token_id", w.add_bos_token_id),
+        ("eos_token_id", w.add_eos_token_id),
+        ("pad_token_id", w.add_pad_token_id),
+    ):
+        v = gen.get(key)
+        if isinstance(v, list):
+            v = v[0]
+        if v is not None:
+            add(v)
+    w.add_add_bos_token(False)
+
+
+def llama3_factors(rope, hd):
+    """What each rotary frequency is divided by."""
+    import numpy as np
+
+    inv = rope["rope_theta"] ** (-np.arange(0, hd, 2, dtype=np.float64) / hd)
+    lo, hi = rope["low_freq_factor"], rope["high_freq_factor"]
+    orig = rope["original_max_position_embeddings"]
+    fac = []
+    for f in inv:
+        wl = 2 * np.pi / f
+        if wl < orig / hi:
+            fac.append(1.0)
+        elif wl > orig / lo:
+            fac.append(rope["factor"])
+        else:
+            s = (orig / wl - lo) / (hi - lo)
+            fac.append(1 / ((1 - s) / rope["factor"] + s))
+    return np.array(fac, dtype=np.float32)
+
+
+def unrotate(t, n):
+    # HF stores rotary halves, llama-architecture GGUF stores pairs.
+    return t.reshape(n, 2, t.shape[0] // n // 2, *t.shape[1:]).swapaxes(1, 2).reshape(t.shape)
+
+
+def gguf_name(k, tied):
+    """The GGUF name of a tensor; None: the file has it already."""
+    if k in WHOLE_NAMES:
+        return WHOLE_NAMES[k]
+    if k.startswith("model.layers."):
+        _, _, n, rest = k.split(".", 3)
+        return f"blk.{n}.{LAYER_NAMES[rest]}"
+    return None if k == "lm_head.weight" and tied else "output.weight"
+
+
+def add_weights(w, src, cfg):
     import gguf
     import numpy as np
     import torch
     from safetensors import safe_open
 
-    pre = {SMOL: "smollm", "qwen2.5-0.5b-random": "qwen2", "llama-3.2-1b-random": "llama-bpe"}
-    fixed = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
-    per_layer = {
-        "input_layernorm.weight": "attn_norm.weight",
-        "self_attn.q_proj.weight": "attn_q.weight",
-        "self_attn.k_proj.weight": "attn_k.weight",
-        "self_attn.v_proj.weight": "attn_v.weight",
-        "self_attn.q_proj.bias": "attn_q.bias",
-        "self_attn.k_proj.bias": "attn_k.bias",
-        "self_attn.v_proj.bias": "attn_v.bias",
-        "self_attn.o_proj.weight": "attn_output.weight",
-        "post_attention_layernorm.weight": "ffn_norm.weight",
-        "mlp.gate_proj.weight": "ffn_gate.weight",
-        "mlp.up_proj.weight": "ffn_up.weight",
-        "mlp.down_proj.weight": "ffn_down.weight",
-    }
-    for name in pre:
+    heads, kv = cfg["num_attention_heads"], cfg["num_key_value_heads"]
+    for st in sorted(glob.glob(os.path.join(src, "*.safetensors"))):
+        with safe_open(st, "pt") as f:
+            for k in f.keys():  # noqa: SIM118  (the reader is no dict)
+                g = gguf_name(k, cfg["tie_word_embeddings"])
+                if g is None:
+                    continue
+                t = f.get_tensor(k)
+                if cfg["model_type"] == "llama" and ("attn_q." in g or "attn_k." in g):
+                    t = unrotate(t, heads if "attn_q." in g else kv)
+                if t.dim() == 1:
+                    w.add_tensor(g, t.float().numpy())
+                else:
+                    raw = t.contiguous().view(torch.uint16).numpy()
+                    w.add_tensor(g, raw.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+
+
+def step_togguf(args):
+    import gguf
+
+    for name, pre in PRETOKENIZER.items():
         src = os.path.join(args.models, name)
         if not os.path.isdir(src):
             continue
         cfg = json.load(open(os.path.join(src, "config.json")))
-        arch = cfg["model_type"]
-        heads, kv = cfg["num_attention_heads"], cfg["num_key_value_heads"]
-        hd = cfg.get("head_dim") or cfg["hidden_size"] // heads
         rope = dict(cfg.get("rope_parameters") or cfg.get("rope_scaling") or {})
         rope.setdefault("rope_theta", cfg.get("rope_theta", 1e4))
         out = os.path.join(args.models, name + "-BF16.gguf")
-        w = gguf.GGUFWriter(out, arch)
-        w.add_name(name)
-        w.add_block_count(cfg["num_hidden_layers"])
-        w.add_context_length(cfg["max_position_embeddings"])
-        w.add_embedding_length(cfg["hidden_size"])
-        w.add_feed_forward_length(cfg["intermediate_size"])
-        w.add_head_count(heads)
-        w.add_head_count_kv(kv)
-        w.add_layer_norm_rms_eps(cfg["rms_norm_eps"])
-        w.add_rope_freq_base(float(rope["rope_theta"]))
-        w.add_vocab_size(cfg["vocab_size"])
-        if arch == "llama":
-            w.add_rope_dimension_count(hd)
-        w.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-
-        # tokenizer, straight from tokenizer.json
-        tj = json.load(open(os.path.join(src, "tokenizer.json")))
-        vocab = {i: t for t, i in tj["model"]["vocab"].items()}
-        added = {a["id"]: a for a in tj["added_tokens"]}
-        toks, types = [], []
-        for i in range(cfg["vocab_size"]):
-            if i in added:
-                toks.append(added[i]["content"])
-                types.append(gguf.TokenType.CONTROL if added[i]["special"] else gguf.TokenType.USER_DEFINED)
-            elif i in vocab:
-                toks.append(vocab[i])
-                types.append(gguf.TokenType.NORMAL)
-            else:
-                toks.append("[PAD%d]" % i)
-                types.append(gguf.TokenType.UNUSED)
-        merges = [m if isinstance(m, str) else " ".join(m) for m in tj["model"]["merges"]]
-        w.add_tokenizer_model("gpt2")
-        w.add_tokenizer_pre(pre[name])
-        w.add_token_list(toks)
-        w.add_token_types(types)
-        w.add_token_merges(merges)
-        gen = json.load(open(os.path.join(src, "generation_config.json")))
-        for key, add in (
-            ("bos_token_id", w.add_bos_token_id),
-            ("eos_token_id", w.add_eos_token_id),
-            ("pad_token_id", w.add_pad_token_id),
-        ):
-            v = gen.get(key)
-            if isinstance(v, list):
-                v = v[0]
-            if v is not None:
-                add(v)
-        w.add_add_bos_token(False)
-
+        w = gguf.GGUFWriter(out, cfg["model_type"])
+        add_shape(w, name, cfg, rope)
+        add_tokenizer(w, src, pre, cfg["vocab_size"])
         if rope.get("rope_type") == "llama3":
-            base = rope["rope_theta"]
-            inv = base ** (-np.arange(0, hd, 2, dtype=np.float64) / hd)
-            lo, hi = rope["low_freq_factor"], rope["high_freq_factor"]
-            orig = rope["original_max_position_embeddings"]
-            fac = []
-            for f in inv:
-                wl = 2 * np.pi / f
-                if wl < orig / hi:
-                    fac.append(1.0)
-                elif wl > orig / lo:
-                    fac.append(rope["factor"])
-                else:
-                    s = (orig / wl - lo) / (hi - lo)
-                    fac.append(1 / ((1 - s) / rope["factor"] + s))
-            w.add_tensor("rope_freqs.weight", np.array(fac, dtype=np.float32))
-
-        def unrotate(t, n):
-            # HF stores rotary halves, llama-architecture GGUF stores pairs.
-            return t.reshape(n, 2, t.shape[0] // n // 2, *t.shape[1:]).swapaxes(1, 2).reshape(t.shape)
-
-        for st in sorted(glob.glob(os.path.join(src, "*.safetensors"))):
-            with safe_open(st, "pt") as f:
-                for k in f:
-                    t = f.get_tensor(k)
-                    if k in fixed:
-                        g = fixed[k]
-                    elif k.startswith("model.layers."):
-                        _, _, n, rest = k.split(".", 3)
-                        g = f"blk.{n}.{per_layer[rest]}"
-                    elif k == "lm_head.weight" and cfg["tie_word_embeddings"]:
-                        continue
-                    else:
-                        g = "output.weight"
-                    if arch == "llama" and ("attn_q." in g or "attn_k." in g):
-                        t = unrotate(t, heads if "attn_q." in g else kv)
-                    if t.dim() == 1:
-                        w.add_tensor(g, t.float().numpy())
-                    else:
-                        raw = t.contiguous().view(torch.uint16).numpy()
-                        w.add_tensor(g, raw.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+            w.add_tensor("rope_freqs.weight", llama3_factors(rope, head_size(cfg)))
+        add_weights(w, src, cfg)
         w.write_header_to_file()
         w.write_kv_data_to_file()
         w.write_tensors_to_file()
