@@ -98,9 +98,12 @@ class _RandomWeights:
 
 
 class Model:
-    """A decoder of one of SHAPES with random weights, its cache, and steps of it."""
+    """A decoder of one of SHAPES with random weights, its cache, and steps of it.
 
-    def __init__(self, bench: Bench, name: str, format: str, tokens: int) -> None:
+    compute: what becomes of inputs where weights are codes: "exact", "int16" or "int8".
+    """
+
+    def __init__(self, bench: Bench, name: str, format: str, tokens: int, compute: str = "int8") -> None:
         hidden, inner, layers, heads, kv_heads, width, vocab = SHAPES[name]
         norm, rope = NormSpec("rms", 1e-6), RopeSpec(10000.0, width)
         attention = AttentionSpec(heads, kv_heads, width, width**-0.5, rope)
@@ -124,7 +127,7 @@ class Model:
         self._blocks = np.random.default_rng(1).permutation(blocks).astype(np.int32)
         cache = storage.cache("float16", _BLOCK, self._tables)
         limits = ProgramLimits(max(BATCHES), max(BATCHES))
-        coded = format not in DENSE
+        compute = "exact" if format in DENSE else compute
         self.program: NativeProgram = record_program(
             bench.library,
             bench.team,
@@ -132,12 +135,13 @@ class Model:
             limits,
             cache,
             longest,
-            Recording(coding=Coding.INT8 if coded else Coding.EXACT),
+            Recording(coding=Coding[compute.upper()]),
         )
-        self.kind: Kind = kind_of(bench, format, "int8" if coded else "exact")
+        self.kind: Kind = kind_of(bench, format, compute)
         self.weight_bytes, self.token_bytes = weights.bytes, storage.page_bytes / _BLOCK
         self._attention = 4 * heads * width * layers
-        self._products = 2 * (layers * hidden * (2 * (heads + kv_heads) * width + 3 * inner) + vocab * hidden)
+        turns = 2 if compute == "int16" and self.kind == "int8" else 1  # an instruction has half as many of 16 bits
+        self._products = 2 * turns * (layers * hidden * (2 * (heads + kv_heads) * width + 3 * inner) + vocab * hidden)
         self._bench = bench
 
     def step(self, batch: int, context: int) -> NativeStep:
@@ -147,17 +151,22 @@ class Model:
         step, one = NativeStep(batch), np.arange(batch, dtype=np.int32)
         starts = np.arange(batch + 1, dtype=np.int32)
         step.set_tokens(one, np.full(batch, context - 1, np.int32), starts, one)
-        step.set_rows(one, np.zeros(batch, SAMPLING_RECORD))
+        plain = np.zeros(batch, SAMPLING_RECORD)
+        plain["logprobs"] = -1  # nobody asks for any
+        step.set_rows(one, plain)
         return step
+
+    def computing(self, batch: int) -> float:
+        """Seconds of a step's products at the register peak."""
+        return batch * self._products / self._bench.peak(self.kind)
 
     def point(self, batch: int, context: int) -> tuple[float, float]:
         """(seconds, floor) of such a step."""
         step = self.step(batch, context)
         seconds = self._bench.seconds(lambda: self.program.run(step))
         reading = (self.weight_bytes + batch * context * self.token_bytes) / self._bench.memory
-        products = batch * self._products / self._bench.peak(self.kind)
         scores = batch * context * self._attention / self._bench.peak("f32")
-        return seconds, max(reading, products + scores)
+        return seconds, max(reading, self.computing(batch) + scores)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ constexpr int32_t kAbiVersion = 12;
 
 namespace {
 
-constexpr unsigned long kDotProducts = 1ul << 20; // HWCAP_ASIMDDP
+constexpr unsigned long kDotProducts = 1ul << 20;                                      // HWCAP_ASIMDDP
 [[maybe_unused]] constexpr unsigned long kByteMatrices = 1ul << 13, kBf16 = 1ul << 14; // HWCAP2_I8MM, HWCAP2_BF16
 
 bool has(unsigned long kind, unsigned long bits) { return (getauxval(kind) & bits) == bits; }
@@ -89,8 +89,7 @@ bool has(uint32_t word, uint32_t bits) { return (word & bits) == bits; }
 [[maybe_unused]] bool has_amx(const Features& features) {
   constexpr uint32_t kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
   constexpr uint64_t kTiles = 0x60000;
-  return has_avx512(features) && has(features.leaf7_edx, kBf16 | kTile | kInt8) &&
-         (features.saved & kTiles) == kTiles;
+  return has_avx512(features) && has(features.leaf7_edx, kBf16 | kTile | kInt8) && (features.saved & kTiles) == kTiles;
 }
 
 } // namespace

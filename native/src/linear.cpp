@@ -104,23 +104,23 @@ Following next_product(const Team& team, int thread, const Product& product, con
   return following_at(segments, first < panels ? first : panels - 1);
 }
 
-// Rows of one pass, so that passes are as equal as can be: 5 are 3 and 2.
-int pass_rows(int64_t rows) {
-  const int64_t passes = (rows + kFewRows - 1) / kFewRows;
+// Rows of one pass of at most `most`, so that passes are as equal as can be: 10 are 5 and 5.
+int pass_rows(int64_t rows, int most) {
+  const int64_t passes = (rows + most - 1) / most;
   return static_cast<int>((rows + passes - 1) / passes);
 }
 
 // Panels [panel, panel + panels) of a segment; next: what is read afterwards.
 void few_rows_of(const Product& product, const OctavoSegment& segment, const PanelAt& at, int wide, Following next) {
-  const int panels = 1 << wide, height = pass_rows(product.rows);
   const LinearKernel kernel = linear_kernel(segment.format, product.coding);
+  const int panels = 1 << wide, height = pass_rows(product.rows, kernel.most);
   Strip strip = strip_at(segment, at.panel);
   strip.next = next.panels;
   strip.next_layout = next.layout;
   strip.ahead = strip.layout.high < kFetchAhead ? strip.layout.high : kFetchAhead;
   for (int64_t row = 0; row < product.rows; row += height) {
     const int rows = static_cast<int>(product.rows - row < height ? product.rows - row : height);
-    float total[kFewRows * kMostPanels * kLanes];
+    float total[kFewTotals * kLanes];
     kernel.few[rows - 1][wide](strip, product.in, product.first_input + row, total);
     for (int r = 0; r < rows; ++r)
       finish_row(product, segment, at.first_output, at.panel, panels, row + r, total + r * panels * kLanes);
@@ -128,18 +128,21 @@ void few_rows_of(const Product& product, const OctavoSegment& segment, const Pan
   }
 }
 
-int widest_few(int64_t rows) { return pass_rows(rows) > 2 ? 2 : kWidestFew; }
+// Panels of a strip as a power of two, which every segment's kernel has for its passes.
+int widest_of(const Product& product) {
+  return widest_few(pass_rows(product.rows, product.coding == Coding::none ? kFewRows : kFewCodedRows));
+}
 
 // Panels [begin, end), counted through all segments; last: what follows them.
 void run_few(const Product& product, int64_t begin, int64_t end, Following last) {
-  const int widest = widest_few(product.rows);
+  const int widest = widest_of(product);
   while (begin < end) {
     PanelAt at = locate(product.segments, begin);
     const OctavoSegment& segment = product.segments[at.segment];
     at.first_output += product.first_output;
     const FlushSubnormals flush(segment.format == OCTAVO_BF16);
     const int64_t inside = panel_count(segment.rows) - at.panel, left = end - begin < inside ? end - begin : inside;
-    const int wide = widest > 2 && left >= 4 ? 2 : widest > 1 && left >= 2 ? 1 : 0; // as a power of two
+    const int fits = left >= 4 ? 2 : left >= 2 ? 1 : 0, wide = fits < widest ? fits : widest;
     begin += 1 << wide;
     few_rows_of(product, segment, at, wide, begin < end ? following_at(product.segments, begin) : last);
   }
@@ -147,7 +150,7 @@ void run_few(const Product& product, int64_t begin, int64_t end, Following last)
 
 void few_rows(Team& team, const Product& product) {
   const int64_t panels = all_panels(product.segments, product.segment_count);
-  const int widest = widest_few(product.rows);
+  const int widest = 1 << widest_of(product);
   team.parallel_runs(panels, widest, [&](int64_t begin, int64_t end, int thread) {
     const int64_t first = team.run_start(panels, thread), last = team.run_start(panels, thread + 1);
     if (begin >= first && end < last) return run_few(product, begin, end, following_at(product.segments, end));

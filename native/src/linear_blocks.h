@@ -151,6 +151,7 @@ void many_block_rows(const Strip& strip, int panels, const LinearInputs& in, int
 }
 
 template <int Number> struct Blocks {
+  static constexpr int kMost = kFewRows;
   template <int Rows, int Panels> static constexpr FewRows kFew = few_block_rows<Number, Rows, Panels>;
   static constexpr ManyRows kMany = many_block_rows<Number>;
 };

@@ -9,9 +9,6 @@
 #include "linear_byte_rows.h"
 #include "linear_dot.h"
 
-// The sums stay in registers only if all that uses them is one function.
-#define OCTAVO_INLINE __attribute__((always_inline)) inline
-
 namespace octavo {
 
 constexpr int kByteTileRows = 6;

@@ -287,42 +287,50 @@ template <int Number, int Byte> inline void read_byte_pair(const Int16& even, co
 // set. A code whose exponent is 0 has no implicit one: 2 + fraction / 4 becomes fraction / 2. These are rare (the
 // smallest 2^-15 of a scale's range), so that AVX-512 looks first whether eight inputs have any.
 #if defined(OCTAVO_ISA_AVX512)
-template <int Byte, bool Rare> inline Vec16 e4m3_of_byte(__m512i bytes) {
+inline __m512i at_float(__m512i sign_and_size, int mask, int set) {
+  return _mm512_ternarylogic_epi32(sign_and_size, _mm512_set1_epi32(mask), _mm512_set1_epi32(set), 0xea);
+}
+
+template <int Byte> inline Vec16 any_e4m3_of_byte(__m512i bytes) {
   constexpr int kPick = static_cast<int>(static_cast<uint32_t>(Byte) << 24 | 0x808080u);
   const __m512i pick =
       _mm512_add_epi32(_mm512_set1_epi32(kPick), _mm512_broadcast_i32x4(_mm_setr_epi32(0, 4 << 24, 8 << 24, 12 << 24)));
   const __m512i front = _mm512_shuffle_epi8(bytes, pick);
-  const __m512i value = _mm512_ternarylogic_epi32(_mm512_srai_epi32(front, 4), _mm512_set1_epi32(0x87f00000 - (1ll << 32)),
-                                                  _mm512_set1_epi32(0x40000000), 0xea);
-  __m512 result = _mm512_castsi512_ps(value);
-  if constexpr (Rare) {
-    const __m512i sign = _mm512_and_si512(front, _mm512_set1_epi32(INT32_MIN));
-    const __m512i four = _mm512_xor_si512(sign, _mm512_castps_si512(_mm512_set1_ps(-4.0f)));
-    const __mmask16 none = _mm512_testn_epi32_mask(front, _mm512_set1_epi32(0x78000000));
-    result = _mm512_mask_fmadd_ps(result, none, _mm512_set1_ps(2.0f), _mm512_castsi512_ps(four));
-  }
-  return {result};
+  const __m512i value = at_float(_mm512_srai_epi32(front, 4), static_cast<int>(0x87f00000u), 0x40000000);
+  const __m512i sign = _mm512_and_si512(front, _mm512_set1_epi32(INT32_MIN));
+  const __m512i four = _mm512_xor_si512(sign, _mm512_castps_si512(_mm512_set1_ps(-4.0f)));
+  const __mmask16 none = _mm512_testn_epi32_mask(front, _mm512_set1_epi32(0x78000000));
+  return {_mm512_mask_fmadd_ps(_mm512_castsi512_ps(value), none, _mm512_set1_ps(2.0f), _mm512_castsi512_ps(four))};
 }
 
-template <bool Rare> inline void read_eight_e4m3(const Int16& even, const Int16& odd, Vec16 (&out)[8]) {
-  out[0] = e4m3_of_byte<0, Rare>(even.v);
-  out[1] = e4m3_of_byte<0, Rare>(odd.v);
-  out[2] = e4m3_of_byte<1, Rare>(even.v);
-  out[3] = e4m3_of_byte<1, Rare>(odd.v);
-  out[4] = e4m3_of_byte<2, Rare>(even.v);
-  out[5] = e4m3_of_byte<2, Rare>(odd.v);
-  out[6] = e4m3_of_byte<3, Rare>(even.v);
-  out[7] = e4m3_of_byte<3, Rare>(odd.v);
+template <int Byte> inline void read_any_e4m3(const Int16& even, const Int16& odd, Vec16 (&out)[8]) {
+  out[2 * Byte] = any_e4m3_of_byte<Byte>(even.v);
+  out[2 * Byte + 1] = any_e4m3_of_byte<Byte>(odd.v);
+  if constexpr (Byte < 3) read_any_e4m3<Byte + 1>(even, odd, out);
+}
+
+// Two at a time: the values fit the upper halves of floats. out: the second of each four inputs apart
+inline void read_four_e4m3(__m512i bytes, Vec16* out) {
+  const __m512i high = _mm512_srai_epi16(bytes, 4), low = _mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 4);
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m512i odd = at_float(high, static_cast<int>(0x87f087f0u), 0x40004000);
+  const __m512i even = at_float(low, static_cast<int>(0x87f087f0u), 0x40004000);
+  out[0] = {_mm512_castsi512_ps(_mm512_slli_epi32(even, 16))};
+  out[2] = {_mm512_castsi512_ps(_mm512_slli_epi32(odd, 16))};
+  out[4] = {_mm512_castsi512_ps(_mm512_and_si512(even, upper))};
+  out[6] = {_mm512_castsi512_ps(_mm512_and_si512(odd, upper))};
 }
 
 inline void read_eight_e4m3(const uint8_t* low, Vec16 (&out)[8]) {
   const Int16 even = load_words(low), odd = load_words(low + 64);
   const __m512i exponent = _mm512_set1_epi8(0x78);
   const __mmask64 none = _mm512_testn_epi8_mask(even.v, exponent) | _mm512_testn_epi8_mask(odd.v, exponent);
-  if (__builtin_expect(none != 0, 0))
-    read_eight_e4m3<true>(even, odd, out);
-  else
-    read_eight_e4m3<false>(even, odd, out);
+  if (__builtin_expect(none != 0, 0)) {
+    read_any_e4m3<0>(even, odd, out);
+  } else {
+    read_four_e4m3(even.v, out);
+    read_four_e4m3(odd.v, out + 1);
+  }
 }
 #elif defined(OCTAVO_ISA_AVX2)
 template <int Byte> inline __m256 e4m3_of_byte(__m256i words) {

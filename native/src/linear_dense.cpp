@@ -85,6 +85,7 @@ void few_dense_rows(const Strip& strip, const LinearInputs& in, int64_t row, flo
 
 template <int Number> struct Dense {
   template <int Rows, int Panels> static constexpr FewRows kFew = few_dense_rows<Number, Rows, Panels>;
+  static constexpr int kMost = kFewRows;
   static constexpr ManyRows kMany = nullptr;
 };
 
@@ -149,11 +150,13 @@ void few_register_rows(const Strip& strip, const LinearInputs& in, int64_t row, 
 
 struct InRegisters {
   template <int Rows, int Panels> static constexpr FewRows kFew = few_register_rows<Rows, Panels>;
+  static constexpr int kMost = kFewRows;
   static constexpr ManyRows kMany = nullptr;
 };
 #else
 struct Pairs {
   template <int Rows, int Panels> static constexpr FewRows kFew = few_pair_rows<Rows, Panels>;
+  static constexpr int kMost = kFewRows;
   static constexpr ManyRows kMany = nullptr;
 };
 

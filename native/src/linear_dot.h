@@ -52,6 +52,21 @@ inline Int16 dot_words(Int16 sum, Int16 codes, int32_t inputs) {
   asm volatile("vpdpwssd %2, %1, %0" : "+v"(sum.v) : "v"(codes.v), "v"(_mm512_set1_epi32(inputs)));
   return sum;
 }
+// A word of inputs for all lanes. As an instruction: from a number the compiler would take one more operation.
+using InputWord = Int16;
+inline InputWord load_input(const uint8_t* p) {
+  Int16 words;
+  asm("vpbroadcastd %1, %0" : "=v"(words.v) : "m"(*reinterpret_cast<const int32_t*>(p)));
+  return words;
+}
+template <bool Signed> inline Int16 dot(Int16 sum, Int16 codes, InputWord inputs) {
+  asm volatile("vpdpbusd %2, %1, %0" : "+v"(sum.v) : "v"(codes.v), "v"(inputs.v));
+  return sum;
+}
+inline Int16 dot_words(Int16 sum, Int16 codes, InputWord inputs) {
+  asm volatile("vpdpwssd %2, %1, %0" : "+v"(sum.v) : "v"(codes.v), "v"(inputs.v));
+  return sum;
+}
 inline Int16 load_once(const uint8_t* p) {
   struct Line {
     uint8_t byte[64];
@@ -62,8 +77,7 @@ inline Int16 load_once(const uint8_t* p) {
 }
 // Bytes 0 and 2, or 1 and 3, of each word as two numbers of 16 bits.
 template <bool Signed> inline Int16 even_bytes(Int16 a) {
-  return {Signed ? _mm512_srai_epi16(_mm512_slli_epi16(a.v, 8), 8)
-                 : _mm512_and_si512(a.v, _mm512_set1_epi16(255))};
+  return {Signed ? _mm512_srai_epi16(_mm512_slli_epi16(a.v, 8), 8) : _mm512_and_si512(a.v, _mm512_set1_epi16(255))};
 }
 template <bool Signed> inline Int16 odd_bytes(Int16 a) {
   return {Signed ? _mm512_srai_epi16(a.v, 8) : _mm512_srli_epi16(a.v, 8)};
@@ -195,9 +209,7 @@ inline void store_words(uint8_t* p, const Int16& a) {
 inline Int16 raise_bytes(const Int16& a) { return a; }
 inline Int16 look_up_bytes(const uint8_t* table, const Int16& codes) {
   const uint8x16_t values = vld1q_u8(table);
-  return each_four([&](int i) {
-    return vreinterpretq_u32_u8(vqtbl1q_u8(values, vreinterpretq_u8_u32(codes.q[i])));
-  });
+  return each_four([&](int i) { return vreinterpretq_u32_u8(vqtbl1q_u8(values, vreinterpretq_u8_u32(codes.q[i]))); });
 }
 #else
 inline Int16 set_words(int32_t word) {
@@ -248,6 +260,15 @@ inline Int16 look_up_bytes(const uint8_t* table, const Int16& codes) {
 }
 #endif
 
+#if !defined(OCTAVO_ISA_AVX512)
+using InputWord = int32_t;
+inline InputWord load_input(const uint8_t* p) {
+  int32_t word;
+  memcpy(&word, p, sizeof word);
+  return word;
+}
+#endif
+
 // Codes of a unit at 8 Row + 2 byte + Parity, one a byte; raised when they are for dot().
 template <int Number, Coding C, int Row, int Parity> inline Int16 byte_codes(const uint8_t* low, const uint8_t* high) {
   constexpr Format f = format_of(Number);
@@ -287,7 +308,8 @@ inline void eight_codes(const uint8_t* low, const uint8_t* high, Int16 (&out)[wo
 }
 
 // Adds the products of codes and the inputs of one word.
-template <Coding C, bool Signed> inline Int16 dot_coded(const Int16& sum, const Int16& codes, int32_t inputs) {
+template <Coding C, bool Signed, class Word>
+inline Int16 dot_coded(const Int16& sum, const Int16& codes, const Word& inputs) {
   if constexpr (C == Coding::words)
     return dot_words(sum, codes, inputs);
   else

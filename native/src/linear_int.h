@@ -9,7 +9,7 @@
 #if defined(OCTAVO_ISA_AVX512)
 #include "linear_byte_strip.h"
 #endif
-#include "linear_dot.h"
+#include "linear_int_few.h"
 #include "linear_int_tile.h"
 #include "linear_kernels.h"
 #if defined(OCTAVO_VARIANT_NEON_I8MM)
@@ -17,157 +17,6 @@
 #endif
 
 namespace octavo {
-
-template <int Number, Coding C> struct IntFormat {
-  static constexpr Format f = format_of(Number);
-  static constexpr int kGroups = kUnit / f.group; // of a unit
-  static constexpr int kOffset = dot_offset(f, C);
-  static constexpr bool kSigned = signed_codes(f);
-  static constexpr int kWords = words_of_eight(C);
-  static constexpr int kSpan = span_units(C);
-  static constexpr int kUnitBytes = kUnit * code_bytes_of(C);
-};
-
-// What a format's kernels read of the inputs.
-template <int Number, Coding C> struct IntInputs : IntFormat<Number, C> {
-  using Is = IntFormat<Number, C>;
-  const uint8_t* codes;
-  const float* scales;
-  const float* sums = nullptr;
-  const int32_t* starts = nullptr;
-  int64_t units;
-
-  // From a row on, span by span, group by group and input by input; unit: the first of a span.
-  IntInputs(const LinearInputs& in, int64_t row, int64_t unit)
-      : codes(in.coded.codes + in.layout.at(row, unit * kUnit, kCodeRun) * code_bytes_of(C)),
-        units(in.cols / kUnit) {
-    const int64_t span = in.layout.of_group(row, unit / Is::kSpan, spans());
-    const int64_t group = in.layout.of_group(row, unit * Is::kGroups, units * Is::kGroups);
-    scales = in.coded.scales + span;
-    if constexpr (Is::f.mins) sums = (Is::f.group == 16 ? in.coded.sums16 : in.coded.sums32) + group;
-    if constexpr (Is::kOffset != 0)
-      starts = in.coded.starts[start_index(Is::kOffset, Is::f.group)] + group;
-  }
-  int64_t spans() const { return span_count(C, units); }
-};
-
-// A tile of few rows, held in registers while a strip's codes go by once.
-template <int Number, Coding C, int Rows, int Panels> struct IntBlockTile {
-  using Is = IntFormat<Number, C>;
-  static constexpr Format f = Is::f;
-  const Strip& strip;
-  IntInputs<Number, C> in;
-  Int16 sum[Rows][Panels];
-  Vec16 part[Rows][Panels], total[Rows][Panels];
-  AheadOf ahead;
-
-  const uint8_t* panel(int p) const { return strip.panels + p * strip.layout.bytes; }
-
-  void open_group(int64_t group) {
-#pragma GCC unroll 4
-    for (int r = 0; r < Rows; ++r) {
-      const Int16 start = set_words(Is::kOffset ? in.starts[r * in.units * Is::kGroups + group] : 0);
-#pragma GCC unroll 4
-      for (int p = 0; p < Panels; ++p) sum[r][p] = start;
-    }
-  }
-
-  template <int Row> void add_eight(int64_t unit) {
-#pragma GCC unroll 4
-    for (int p = 0; p < Panels; ++p) {
-      const uint8_t* low = panel(p) + unit * 64 * f.low_bits;
-      const uint8_t* high = panel(p) + strip.layout.high + unit * 64 * f.high_bits;
-      if constexpr (f.low_bits == 8) ahead.fetch(p, Row * 128 + 64);
-      if constexpr (f.low_bits >= 4 || Row % 2 == 0) ahead.fetch(p, Row * 16 * f.low_bits);
-      Int16 codes[Is::kWords];
-      eight_codes<Number, C, Row>(low, high, codes);
-#pragma GCC unroll 4
-      for (int r = 0; r < Rows; ++r) {
-        int32_t input[Is::kWords];
-        memcpy(input, in.codes + (r * in.units + unit) * Is::kUnitBytes + 4 * Is::kWords * Row, sizeof input);
-#pragma GCC unroll 4
-        for (int k = 0; k < Is::kWords; ++k) sum[r][p] = dot_coded<C, Is::kSigned>(sum[r][p], codes[k], input[k]);
-      }
-    }
-  }
-
-  void close_group(const SuperScales (&shared)[Panels], int64_t group) {
-#pragma GCC unroll 4
-    for (int p = 0; p < Panels; ++p) {
-      const Vec16 scale = group_scale<Number, true>(panel(p), strip.layout, shared[p], group);
-#pragma GCC unroll 4
-      for (int r = 0; r < Rows; ++r) part[r][p] = fma(scale, to_float(sum[r][p]), part[r][p]);
-      if constexpr (f.mins) {
-        const Vec16 min = group_min<Number>(panel(p), strip.layout, shared[p], group);
-#pragma GCC unroll 4
-        for (int r = 0; r < Rows; ++r)
-          part[r][p] = fma(min, set1(in.sums[r * in.units * Is::kGroups + group]), part[r][p]);
-      }
-    }
-  }
-
-  void open_span() {
-#pragma GCC unroll 4
-    for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 4
-      for (int p = 0; p < Panels; ++p) part[r][p] = zero();
-  }
-
-  void close_span(int64_t span) {
-#pragma GCC unroll 4
-    for (int r = 0; r < Rows; ++r) {
-      const Vec16 scale = set1(in.scales[r * in.spans() + span]);
-#pragma GCC unroll 4
-      for (int p = 0; p < Panels; ++p)
-        total[r][p] = fma(scale, part[r][p], total[r][p]);
-    }
-  }
-
-  void add_unit(const SuperScales (&shared)[Panels], int64_t unit) {
-    const int64_t group = unit * Is::kGroups;
-    ahead.move(unit * 64 * f.low_bits);
-    ahead.fetch_rest<Panels>();
-    open_group(group);
-    add_eight<0>(unit);
-    add_eight<1>(unit);
-    if constexpr (Is::kGroups == 2) {
-      close_group(shared, group);
-      open_group(group + 1);
-    }
-    add_eight<2>(unit);
-    add_eight<3>(unit);
-    close_group(shared, group + Is::kGroups - 1);
-  }
-
-  void run() {
-    SuperScales shared[Panels]{};
-    for (int64_t unit = 0, span = 0; unit < in.units; ++span) {
-      if (f.two_level() && unit % (kSuperblock / kUnit) == 0)
-#pragma GCC unroll 4
-        for (int p = 0; p < Panels; ++p)
-          shared[p] = super_scales<Number, true>(panel(p), strip.layout, unit / (kSuperblock / kUnit));
-      open_span();
-      const int64_t last = unit + Is::kSpan < in.units ? unit + Is::kSpan : in.units;
-      for (; unit < last; ++unit) add_unit(shared, unit);
-      close_span(span);
-    }
-  }
-};
-
-template <int Number, Coding C, int Rows, int Panels>
-void few_int_rows(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
-  IntBlockTile<Number, C, Rows, Panels> tile{strip, IntInputs<Number, C>(in, row, 0), {}, {}, {},
-                                             AheadOf(strip, in.cols / kUnit)};
-#pragma GCC unroll 4
-  for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 4
-    for (int p = 0; p < Panels; ++p) tile.total[r][p] = zero();
-  tile.run();
-#pragma GCC unroll 4
-  for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 4
-    for (int p = 0; p < Panels; ++p) store(out + (r * Panels + p) * kLanes, tile.total[r][p]);
-}
 
 // Bytes of codes of a unit of one panel, written out.
 #if defined(OCTAVO_VARIANT_NEON_I8MM)
@@ -211,8 +60,7 @@ void write_unit_codes(const uint8_t* panel, const PanelLayout& at, int64_t unit,
 }
 
 // What follows the units before `next` in this strip, or in the next one.
-template <int Number>
-Ahead ahead_of(const Strip& strip, int panels, int64_t next, int64_t units, int run, int spots) {
+template <int Number> Ahead ahead_of(const Strip& strip, int panels, int64_t next, int64_t units, int run, int spots) {
   constexpr int kLow = format_of(Number).low_bits; // a unit's lines
   Ahead ahead;
   ahead.first = next >= units ? strip.next : strip.cold ? strip.panels + next * 64 * kLow : nullptr;
@@ -265,14 +113,16 @@ void many_int_rows(const Strip& strip, int panels, const LinearInputs& in, int64
       const int64_t start = first + kRun < units ? first + kRun : 0, end = start + kRun < units ? start + kRun : units;
       fetch_planes(start > 0 ? strip.panels : strip.next, strip.layout, panels, start, end, units);
     }
-    const IntTile tile{codes, count,     from.codes,  in.layout.rows, scales, mins,
-                       from.scales, from.sums, from.starts, total, ahead,
-                       first + kRun >= units ? strip.out : nullptr, strip.out_stride};
+    const IntTile tile{codes,           count, from.codes,  in.layout.rows,
+                       scales,          mins,  from.scales, from.sums,
+                       from.starts,     total, ahead,       first + kRun >= units ? strip.out : nullptr,
+                       strip.out_stride};
     run_int_tile<C, Is::f.group, Is::f.mins, Is::kOffset != 0, Is::kSigned>(tile, rows, panels);
   }
 }
 
 template <int Number, Coding C> struct IntBlocks {
+  static constexpr int kMost = kFewCodedRows;
   template <int Rows, int Panels> static constexpr FewRows kFew = few_int_rows<Number, C, Rows, Panels>;
   static constexpr ManyRows many() {
     if constexpr (kBytesInStrips && C == Coding::bytes)

@@ -11,8 +11,6 @@
 #include "linear_int_tile.h"
 #include "linear_kernels.h"
 
-#define OCTAVO_INLINE __attribute__((always_inline)) inline
-
 namespace octavo {
 
 constexpr int kPairsWide = 4; // pairs of outputs of a tile
@@ -47,25 +45,16 @@ OCTAVO_INLINE float32x4_t halves(float32x4_t a, float32x4_t b, bool high) {
   return vreinterpretq_f32_f64(high ? vzip2q_f64(x, y) : vzip1q_f64(x, y));
 }
 
-inline void fetch_lines(const Ahead& ahead, int unit) {
-  if (!ahead.first) return;
-  const int from = ahead.next + unit * ahead.each;
-  const int to = from + ahead.each < ahead.most ? from + ahead.each : ahead.most;
-  const int mask = (1 << ahead.lines) - 1;
-  for (int line = from; line < to; ++line)
-    __builtin_prefetch(ahead.first + (line >> ahead.lines) * ahead.stride + (line & mask) * 64, 0, 3);
-}
-
 template <Coding C, IntTileKind const& Kind, int Pairs, bool Lone> class PairTile {
   using Rows = RowPair<Lone>;
-  static constexpr int kGroups = kUnit / Kind.group;   // of a unit
-  static constexpr int kSteps = Kind.group / 8;        // of a group
-  static constexpr int kPlane = 8 * Rows::kRows;       // bytes of eight inputs
+  static constexpr int kGroups = kUnit / Kind.group; // of a unit
+  static constexpr int kSteps = Kind.group / 8;      // of a group
+  static constexpr int kPlane = 8 * Rows::kRows;     // bytes of eight inputs
   static constexpr int kEight = kPlane * code_bytes_of(C);
   static constexpr int kPair = 2 * kCodeRun * code_bytes_of(C);
-  static constexpr int kCodes = 2 * kPairsWide * 16;   // of eight inputs
+  static constexpr int kCodes = 2 * kPairsWide * 16; // of eight inputs
   static constexpr bool kWords = C == Coding::words;
-  template <bool Upper> static constexpr int kPlaneAt = kWords && Upper ? kPlane : 0;
+  template <bool Upper> static constexpr int kPlaneAt = kWords&& Upper ? kPlane : 0;
 
 public:
   // half: of the panel. row: of the tile's first.
@@ -144,9 +133,9 @@ private:
 #pragma GCC unroll 4
       for (int r = 0; r < Pairs; ++r) {
         const float32x4_t value = vcvtq_f32_s32(sum_[r][w]);
-        float32x4_t next = kWords    ? vfmaq_f32(held_[r][w], scale, value)
-                           : First   ? vmulq_f32(scale, value)
-                                     : vfmaq_f32(part_[r][w], scale, value);
+        float32x4_t next = kWords  ? vfmaq_f32(held_[r][w], scale, value)
+                           : First ? vmulq_f32(scale, value)
+                                   : vfmaq_f32(part_[r][w], scale, value);
         if constexpr (Kind.mins) next = vfmaq_f32(next, of_two_outputs(mins_ + 2 * w), sums[r]);
         if constexpr (kWords)
           held_[r][w] = next;

@@ -3,7 +3,7 @@
 #include <stdint.h>
 
 #include "formats.h"
-#include "linear_quantize.h"
+#include "linear_kernels.h"
 
 namespace octavo {
 
@@ -20,6 +20,16 @@ struct Ahead {
   int next = 0, most = 0;         // of all panels
   int each = 0;                   // at a unit
 };
+
+// What is fetched at a unit. With the tile one function: see OCTAVO_INLINE.
+OCTAVO_INLINE void fetch_lines(const Ahead& ahead, int unit) {
+  if (!ahead.first) return;
+  const int from = ahead.next + unit * ahead.each;
+  const int to = from + ahead.each < ahead.most ? from + ahead.each : ahead.most;
+  const int mask = (1 << ahead.lines) - 1;
+  for (int line = from; line < to; ++line)
+    __builtin_prefetch(ahead.first + (line >> ahead.lines) * ahead.stride + (line & mask) * 64, 0, 3);
+}
 
 // Rows of inputs against `panels` panels over `units` units of 32 inputs, at most a run.
 struct IntTile {

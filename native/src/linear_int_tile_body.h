@@ -11,15 +11,12 @@
 #include "linear_kernels.h"
 #include "simd/vec.h"
 
-// The sums stay in registers only if all that uses them is one function.
-#define OCTAVO_INLINE __attribute__((always_inline)) inline
-
 namespace octavo {
 
 inline void keep_memory_in_order() { asm volatile("" ::: "memory"); }
 
 template <Coding C, IntTileKind const& Kind, int Rows, int Panels> struct IntSums {
-  static constexpr int kGroups = kUnit / Kind.group;                     // of a unit
+  static constexpr int kGroups = kUnit / Kind.group;                             // of a unit
   static constexpr int kSteps = 4 * words_of_eight(C), kEach = kSteps / kGroups; // words of a unit, of a group
   static constexpr int kUnitBytes = kUnit * code_bytes_of(C);
   static constexpr int kRunBytes = kCodeRun * code_bytes_of(C);
@@ -79,15 +76,6 @@ template <Coding C, IntTileKind const& Kind, int Panels> struct IntPlace {
     return Kind.mins ? fma(load(mins + p * kLanes), set1(sums[r]), part) : part;
   }
 };
-
-inline void fetch(const Ahead& ahead, int unit) {
-  if (!ahead.first) return;
-  const int from = ahead.next + unit * ahead.each;
-  const int to = from + ahead.each < ahead.most ? from + ahead.each : ahead.most;
-  const int mask = (1 << ahead.lines) - 1;
-  for (int line = from; line < to; ++line)
-    __builtin_prefetch(ahead.first + (line >> ahead.lines) * ahead.stride + (line & mask) * 64, 0, 3);
-}
 
 // The lines that a tile's results will be written to: a row's are far from the next one's, and few stores can wait.
 inline void fetch_results(const IntTile& t, int rows, int panels) {
@@ -149,7 +137,7 @@ template <Coding C, IntTileKind const& Kind, int Rows, int Panels> struct Stored
       const int last = unit + kSpan < t.units ? unit + kSpan : t.units;
       if constexpr (!kOne) open_span(part);
       for (; unit < last; ++unit) {
-        fetch(t.ahead, unit);
+        fetch_lines(t.ahead, unit);
         Sums sums;
         add_group<0>(sums, part, at, inputs);
         if constexpr (kGroups == 2) add_group<1>(sums, part, at, inputs);

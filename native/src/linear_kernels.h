@@ -10,20 +10,28 @@
 #include "formats.h"
 #include "linear_quantize.h"
 
+// Sums stay in registers only if all that uses them is one function. What such functions call and only fetches must be
+// one of them, too: GCC takes it for a function without effect.
+#define OCTAVO_INLINE __attribute__((always_inline)) inline
+
 namespace octavo {
 
 constexpr int kDenseGroup = 640; // most inputs of a group of dense weights
 constexpr int kMostPanels = 4;   // of a strip
 
-// As many as there are registers for: rows that keep their sums in them while codes are read, and panels with one such
-// row; panels of a strip with many rows (with few registers one panel and many rows reuse more).
+// As many as there are registers for: rows that keep their sums in them while codes are read, of floats and of coded
+// inputs, and panels with one such row; panels of a strip with many rows (with few registers one panel and many rows
+// reuse more).
 #if defined(OCTAVO_ISA_AVX512)
-constexpr int kFewRows = 4, kWidestFew = 4, kWidestMany = 4;
+constexpr int kFewRows = 4, kFewCodedRows = 6, kWidestFew = 4, kWidestMany = 4;
 #elif defined(OCTAVO_ISA_AVX2) || defined(OCTAVO_ISA_NEON)
-constexpr int kFewRows = 1, kWidestFew = 2, kWidestMany = 1;
+constexpr int kFewRows = 1, kFewCodedRows = 1, kWidestFew = 2, kWidestMany = 1;
 #else
-constexpr int kFewRows = 1, kWidestFew = 1, kWidestMany = 1;
+constexpr int kFewRows = 1, kFewCodedRows = 1, kWidestFew = 1, kWidestMany = 1;
 #endif
+// Panels of a strip with a pass of so many rows, as a power of two.
+constexpr int widest_few(int rows) { return rows > 2 && kWidestFew > 1 ? 1 : kWidestFew / 2; }
+constexpr int kFewTotals = 12; // rows * panels of a strip, at most
 
 // Inputs of a group of dense weights: groups are as equal as can be, and even.
 constexpr int64_t dense_group(int64_t cols) {
@@ -89,14 +97,16 @@ public:
         next_(strip.next), next_stride_(strip.next_layout.bytes), rest_(strip.next_layout.high),
         rest_step_(((strip.next_layout.bytes - rest_) << kShift) / steps) {}
   // To the lines that are `offset` bytes after the codes' begin in each panel.
-  void move(int64_t offset) {
+  OCTAVO_INLINE void move(int64_t offset) {
     const bool past = offset >= turn_;
     codes_ = (past ? next_ - turn_ : here_) + offset;
     apart_ = past ? next_stride_ : stride_;
   }
-  void fetch(int panel, int64_t more = 0) const { __builtin_prefetch(codes_ + panel * apart_ + more, 0, 2); }
+  OCTAVO_INLINE void fetch(int panel, int64_t more = 0) const {
+    __builtin_prefetch(codes_ + panel * apart_ + more, 0, 2);
+  }
   // Once each step.
-  template <int Panels> void fetch_rest() {
+  template <int Panels> OCTAVO_INLINE void fetch_rest() {
     for (reached_ += rest_step_; fetched_ < reached_ >> kShift; fetched_ += 64)
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) __builtin_prefetch(next_ + p * next_stride_ + rest_ + fetched_, 0, 2);
@@ -136,9 +146,9 @@ using AllRows = void (*)(const Strip& strip, int panels, const LinearInputs& in,
 using StripFloats = int64_t (*)(int64_t cols, int panels);
 
 struct LinearKernel {
-  // For rows <= kFewRows and 1, 2 or 4 panels, up to kWidestFew and with more than 2 rows up to 2:
-  // at [rows - 1][log2(panels)].
-  FewRows few[4][3];
+  // For rows up to `most` and 1, 2 or 4 panels, up to widest_few(rows): at [rows - 1][log2(panels)].
+  FewRows few[6][3];
+  int most;
   ManyRows many; // null: dense_rows() or `all` does it
   AllRows all;   // for strips of up to kAllPanels panels; null: there is none
   StripFloats floats;
@@ -174,6 +184,7 @@ inline LinearKernel linear_kernel(int32_t format, Coding coding) {
 template <class Kernels> LinearKernel kernel_of() {
   LinearKernel kernel{};
   kernel.many = Kernels::kMany;
+  kernel.most = Kernels::kMost;
   kernel.few[0][0] = Kernels::template kFew<1, 1>;
   if constexpr (kWidestFew >= 2) kernel.few[0][1] = Kernels::template kFew<1, 2>;
   if constexpr (kWidestFew >= 4) kernel.few[0][2] = Kernels::template kFew<1, 4>;
@@ -185,6 +196,12 @@ template <class Kernels> LinearKernel kernel_of() {
     kernel.few[2][1] = Kernels::template kFew<3, 2>;
     kernel.few[3][0] = Kernels::template kFew<4, 1>;
     kernel.few[3][1] = Kernels::template kFew<4, 2>;
+  }
+  if constexpr (Kernels::kMost == 6) {
+    kernel.few[4][0] = Kernels::template kFew<5, 1>;
+    kernel.few[4][1] = Kernels::template kFew<5, 2>;
+    kernel.few[5][0] = Kernels::template kFew<6, 1>;
+    kernel.few[5][1] = Kernels::template kFew<6, 2>;
   }
   return kernel;
 }

@@ -135,10 +135,14 @@ void prepare_tiles(Team& team, const float* x, const RowLayout& layout, int64_t 
 } // namespace
 
 bool are_few(const OctavoSegment* segments, int count, int64_t rows, Coding coding) {
-  if (kBytesInStrips && coding == Coding::bytes) return rows <= kFewRows;
-  for (int s = 0; s < count; ++s)
-    if (!format_of(segments[s].format).dense()) return rows <= kFewLimit;
-  return rows <= kFewRows;
+  int64_t most = kFewRows;
+  for (int s = 0; s < count; ++s) {
+    const Format f = format_of(segments[s].format);
+    if (f.dense()) continue;
+    const int64_t limit = coding == Coding::bytes && f.codable() ? kFewBytes : kFewLimit;
+    most = most > limit ? most : limit;
+  }
+  return rows <= most;
 }
 
 Needs needs_of(const OctavoSegment* segments, int count, Coding coding) {
@@ -153,8 +157,7 @@ Needs needs_of(const OctavoSegment* segments, int count, Coding coding) {
       needs.coding = coding;
       needs.code_sums16 |= f.mins && f.group == 16;
       needs.code_sums32 |= f.mins && f.group == 32;
-      if (const int offset = dot_offset(f, coding))
-        needs.starts |= 1u << start_index(offset, f.group);
+      if (const int offset = dot_offset(f, coding)) needs.starts |= 1u << start_index(offset, f.group);
     } else {
       needs.sums16 |= f.mins && f.group == 16;
       needs.sums32 |= f.mins && f.group == 32;
@@ -183,8 +186,7 @@ LinearInputs prepare(Team& team, const Needs& needs, const float* x, const RowLa
       quantize_rows(x + row * cols, needs.coding, layout, row, count, to.coded);
     }
   };
-  if (layout.in_runs && to.exact)
-    prepare_tiles(team, x, layout, sets, kDenseTall, TileWords::exact, cols, to.exact);
+  if (layout.in_runs && to.exact) prepare_tiles(team, x, layout, sets, kDenseTall, TileWords::exact, cols, to.exact);
   if (layout.in_runs && to.rounded) {
     const TileWords kind = kBf16InTiles ? TileWords::rows : bf16_in_pairs() ? TileWords::pairs : TileWords::rounded;
     prepare_tiles(team, x, layout, sets, kBf16Tall, kind, bf16_words(cols), to.rounded);
