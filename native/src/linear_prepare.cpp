@@ -132,6 +132,18 @@ void prepare_tiles(Team& team, const float* x, const RowLayout& layout, int64_t 
   });
 }
 
+// Rows of block formats that are few, though each pass reads the codes again: passes follow memory more closely than
+// kernels of many rows, which gain with rows (measured; with tile registers earlier).
+int64_t few_limit(Coding coding) {
+  if (kFewRows == 1) return 1;
+  if (coding == Coding::none) return 2 * kFewRows;
+#if defined(OCTAVO_VARIANT_AMX)
+  return coding == Coding::bytes ? kFewCodedRows : 2 * kFewRows;
+#else
+  return (coding == Coding::bytes ? 2 : 4) * kFewCodedRows;
+#endif
+}
+
 } // namespace
 
 bool are_few(const OctavoSegment* segments, int count, int64_t rows, Coding coding) {
@@ -139,7 +151,7 @@ bool are_few(const OctavoSegment* segments, int count, int64_t rows, Coding codi
   for (int s = 0; s < count; ++s) {
     const Format f = format_of(segments[s].format);
     if (f.dense()) continue;
-    const int64_t limit = coding == Coding::bytes && f.codable() ? kFewBytes : kFewLimit;
+    const int64_t limit = few_limit(f.codable() ? coding : Coding::none);
     most = most > limit ? most : limit;
   }
   return rows <= most;

@@ -5,8 +5,6 @@
 
 namespace octavo {
 
-// Rows that are few, though each pass reads the codes again: of block formats, and of such with inputs in 8 bits.
-constexpr int64_t kFewLimit = kFewRows > 1 ? 8 : 1, kFewBytes = kFewRows > 1 ? 2 * kFewCodedRows : 1;
 constexpr int64_t kWorthSharing = 16384; // elements that one thread prepares as fast as the team
 
 // Whether these many rows are few for the segments: dense products, and those in strips, take tiles of rows earlier.
