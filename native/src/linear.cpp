@@ -104,12 +104,6 @@ Following next_product(const Team& team, int thread, const Product& product, con
   return following_at(segments, first < panels ? first : panels - 1);
 }
 
-// Rows of one pass of at most `most`, so that passes are as equal as can be: 10 are 5 and 5.
-int pass_rows(int64_t rows, int most) {
-  const int64_t passes = (rows + most - 1) / most;
-  return static_cast<int>((rows + passes - 1) / passes);
-}
-
 // Panels [panel, panel + panels) of a segment; next: what is read afterwards.
 void few_rows_of(const Product& product, const OctavoSegment& segment, const PanelAt& at, int wide, Following next) {
   const LinearKernel kernel = linear_kernel(segment.format, product.coding);

@@ -12,8 +12,8 @@
 
 namespace octavo {
 
-// Pairs of words that hold numbers of 16 bits, as linear_dot.h orders them, to one of their lower bytes and one of their
-// upper bytes, in the order of bytes.
+// Pairs of words that hold numbers of 16 bits, as linear_dot.h orders them, to one of their lower bytes and one of
+// their upper bytes, in the order of bytes.
 inline void split_words(const uint8_t* from, int64_t pairs, uint8_t* low, uint8_t* high) {
   for (int64_t i = 0; i < pairs; ++i) {
     uint32_t words[2];
@@ -95,8 +95,8 @@ private:
     const int64_t input = row_ * kCodeRun + unit * kUnit + group * Kind.group;
     tiles_.template load<4>(bytes_.low + input, kCodeRun);
     tiles_.template load<5>(bytes_.high + input, kCodeRun);
-    const uint8_t* codes = bytes_.codes + (unit * panels_ + panel_) * ByteOperands::kUnitCodes +
-                           group * kInner * kTileBytes;
+    const uint8_t* codes =
+        bytes_.codes + (unit * panels_ + panel_) * ByteOperands::kUnitCodes + group * kInner * kTileBytes;
     multiply_panel<0>(codes);
     if constexpr (Wide == 2) multiply_panel<1>(codes + ByteOperands::kUnitCodes);
   }
@@ -148,8 +148,8 @@ template <int Group, bool Mins, bool Starts, bool Signed> struct IntKinds {
 inline void fetch_ahead(const Ahead& ahead) {
   if (!ahead.first) return;
   for (int line = 0; line < ahead.most; ++line)
-    __builtin_prefetch(ahead.first + (line >> ahead.lines) * ahead.stride +
-                           (line & ((1 << ahead.lines) - 1)) * kTileBytes, 0, 2);
+    __builtin_prefetch(
+        ahead.first + (line >> ahead.lines) * ahead.stride + (line & ((1 << ahead.lines) - 1)) * kTileBytes, 0, 2);
 }
 
 template <IntTileKind const& Kind, class Registers>
@@ -169,9 +169,7 @@ void run_int_tile(const IntTile& tile, int rows, int panels) {
   using Kinds = IntKinds<Group, Mins, Starts, Signed>;
   const ByteOperands bytes(tile, rows, panels);
   fetch_ahead(tile.ahead);
-  with_tiles([&](auto& tiles) {
-    run_in_registers<Kinds::kind>(tiles, tile, bytes, rows, panels);
-  });
+  with_tiles([&](auto& tiles) { run_in_registers<Kinds::kind>(tiles, tile, bytes, rows, panels); });
 }
 
 } // namespace octavo

@@ -29,6 +29,11 @@ constexpr int kFewRows = 1, kFewCodedRows = 1, kWidestFew = 2, kWidestMany = 1;
 #else
 constexpr int kFewRows = 1, kFewCodedRows = 1, kWidestFew = 1, kWidestMany = 1;
 #endif
+// Rows of one pass of at most `most`, so that passes are as equal as can be: 10 are 5 and 5.
+constexpr int pass_rows(int64_t rows, int most) {
+  const int64_t passes = (rows + most - 1) / most;
+  return static_cast<int>((rows + passes - 1) / passes);
+}
 // Panels of a strip with a pass of so many rows, as a power of two.
 constexpr int widest_few(int rows) { return rows > 2 && kWidestFew > 1 ? 1 : kWidestFew / 2; }
 constexpr int kFewTotals = 12; // rows * panels of a strip, at most
