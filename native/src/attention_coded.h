@@ -102,11 +102,11 @@ private:
   void round_query(int64_t row) {
     const int64_t width = attention_.head_dim, size = Format::kGrouped ? kScaleGroup : attention_.padded;
     float* query = queries_ + row * width;
-    rotate_quickly(query, width);
+    rotate_quickly(query, width, attention_.rotation);
     Vec16 most = zero(), total = zero();
     for (int64_t at = 0; at < width; at += 16) most = max_magnitude(load_up_to(query + at, width - at), most);
     const InputScale inputs(most, width <= 512 ? kMostInput : floorf(kMostInput * 512 / static_cast<float>(width)));
-    input_scales_[row] = inputs.scale / static_cast<float>(rotation_size(width));
+    input_scales_[row] = inputs.scale / static_cast<float>(attention_.rotation);
     uint8_t* to = inputs_ + row * attention_.padded * kInputBytes;
     for (int64_t at = 0; at < width; at += 16) {
       const Vec16 whole = inputs.round(load_up_to(query + at, width - at));

@@ -9,6 +9,7 @@ namespace {
 constexpr int64_t kPromptRows = 256;    // of a tile of a prompt, heads of the group counted
 constexpr int64_t kFewPromptRows = 32;  // when there would be few tiles
 constexpr int64_t kMostTogether = 252;  // rows of a unit that shares its keys
+constexpr int64_t kFewTogether = 4;    // tokens of one, when their heads alone are that many rows
 constexpr int64_t kLeastShared = kKeys; // keys of a part that sequences must have in common to do it together
 constexpr int64_t kMostOwn = 8;         // sequences that do a part together of which much is their own
 
@@ -156,7 +157,7 @@ int64_t AttentionPlan::most_tokens_together() const {
   }
   const int64_t balanced = token_parts * attention_.kv_heads / (3 * threads_);
   const int64_t group = attention_.group;
-  return larger(1, smaller(kMostTogether / group, larger(balanced, 16 / group)));
+  return larger(1, smaller(larger(kMostTogether / group, kFewTogether), larger(balanced, 16 / group)));
 }
 
 // Parts that sequences have in common, each with all of them that fit a unit.

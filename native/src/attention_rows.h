@@ -16,6 +16,8 @@ constexpr float kLog2E = 1.44269504f;
 // Scores are in units of log 2 throughout: weights are powers of two of them.
 struct Attention {
   int64_t heads, kv_heads, head_dim, padded, group, window, chunk;
+  int64_t query_width; // floats of a query as it is kept
+  int64_t rotation;    // kept numbers are rotated in runs of so many; 1: they are not
   bool both_ways; // keys behind the query are seen, too
   float scale, softcap;
   const float *slopes, *sinks; // of each head; null: none
@@ -27,11 +29,26 @@ struct Attention {
 
   Attention(const Instruction& code, const Program& program)
       : heads(code.i[1]), kv_heads(code.i[2]), head_dim(code.i[3]), padded((head_dim + 15) / 16 * 16),
-        group(heads / kv_heads), window(code.i[4]), chunk(code.i[7]), both_ways(code.i[10] != 0),
+        group(heads / kv_heads), window(code.i[4]), chunk(code.i[7]), query_width(head_dim),
+        rotation(1), both_ways(code.i[10] != 0),
         scale(code.f[0] * kLog2E), softcap(code.f[1] * kLog2E), slopes(static_cast<const float*>(code.p[0])),
         sinks(static_cast<const float*>(code.p[1])), distances(static_cast<const float*>(code.p[2])),
-        reach(static_cast<int64_t>(code.f[2])), layer(*program.cache, code, kv_heads, head_dim),
-        in(program.buffer[code.in0]), out(program.buffer[code.out]) {}
+        reach(static_cast<int64_t>(code.f[2])), layer(*program.cache, code, kv_heads, head_dim, head_dim),
+        in(program.buffer[code.in0]), out(program.buffer[code.out]) {
+    if (layer.layout.coded) rotation = rotation_size(head_dim);
+  }
+
+  // Of latents (latent.h): one head of keys, whose first elements are the values.
+  struct Latents {};
+  Attention(Latents, const Instruction& code, const Program& program)
+      : heads(code.i[1]), kv_heads(1), head_dim(code.i[4]), padded((head_dim + 15) / 16 * 16), group(heads), window(0),
+        chunk(0), query_width((code.i[3] + head_dim + 15) / 16 * 16), rotation(1), both_ways(false),
+        scale(code.f[0] * kLog2E), softcap(0.0f), slopes(nullptr), sinks(nullptr), distances(nullptr), reach(0),
+        layer(*program.cache, code, 1, code.i[3] + head_dim, 0), in(program.buffer[code.in0]),
+        out(program.buffer[code.out]) {
+    if (layer.layout.coded) rotation = rotation_size(layer.layout.key_width);
+    layer.layout.pairs = false; // elements stand in a row, in every type
+  }
 
   // Never less for a later position.
   int64_t first_key(int64_t position) const {
@@ -103,7 +120,7 @@ struct SavedState {
 
 // The output of one head of a token. `values` may be changed.
 inline void write_head(const Attention& attention, int64_t token, int64_t head, float* values, float largest,
-                       float weight, bool rotated) {
+                       float weight) {
   const int64_t width = attention.head_dim;
   float keep = 1.0f;
   if (attention.sinks != nullptr) { // one more key, without a value
@@ -111,12 +128,11 @@ inline void write_head(const Attention& attention, int64_t token, int64_t head, 
     keep = first_lane(joined.keep);
     weight = join_weights(weight, 1.0f, keep, first_lane(joined.take));
   }
-  if (rotated) rotate_quickly(values, width);
-  const float turn = rotated ? static_cast<float>(rotation_size(width)) : 1.0f;
-  const Vec16 factor = set1(keep / (weight * turn));
+  if (attention.rotation > 1) rotate_quickly(values, width, attention.rotation);
+  const Vec16 factor = set1(keep / (weight * static_cast<float>(attention.rotation)));
   float* out = attention.out + (token * attention.heads + head) * width;
   int64_t at = 0;
-  for (; attention.layer.layout.pairs && !rotated && at + 32 <= width; at += 32) {
+  for (; attention.layer.layout.pairs && at + 32 <= width; at += 32) {
     Vec16 low;
     Vec16 high;
     zip(load(values + at) * factor, load(values + at + 16) * factor, low, high);

@@ -28,7 +28,7 @@ public:
   UnitRows(const Attention& attention, const Row* tokens, int64_t count, int64_t kv_head, Pieces& memory)
       : attention_(attention), layout_(attention.layer.layout), tokens_(tokens), token_count_(count), kv_head_(kv_head),
         rows_(count * attention.group), in_chunks_(layout_.block_size % 16 == 0) {
-    queries_ = memory.take(rows_ * attention.head_dim);
+    queries_ = memory.take(rows_ * attention.query_width);
     part_ = States::at(memory.take(States::floats_needed(rows_, attention.padded)), rows_, attention.padded);
     total_ = States::at(memory.take(States::floats_needed(rows_, attention.padded)), rows_, attention.padded);
     factors_ = memory.take(2 * States::rounded(rows_));
@@ -46,7 +46,7 @@ public:
 
   static int64_t floats_needed(const Attention& attention, int64_t tokens) {
     const int64_t rows = tokens * attention.group;
-    return Pieces::aligned(rows * attention.head_dim) +
+    return Pieces::aligned(rows * attention.query_width) +
            2 * Pieces::aligned(States::floats_needed(rows, attention.padded)) + 4 * States::rounded(rows);
   }
 
@@ -120,7 +120,7 @@ public:
       const int64_t head = kv_head_ * attention_.group + row % attention_.group;
       float* values = total_.values + row * attention_.padded;
       write_head(attention_, tokens_[row / attention_.group].token, head, values, total_.largest[row],
-                 total_.weight[row], Format::kCoded);
+                 total_.weight[row]);
     }
   }
 

@@ -78,8 +78,9 @@ struct CacheLayer {
   const int32_t* tables; // of the group: [slots][max_blocks]
   int64_t layer_at;
 
-  CacheLayer(const OctavoCache& cache, const OctavoInstruction& code, int64_t kv_heads, int64_t head_dim)
-      : layout(code.i[8], kv_heads, head_dim, head_dim, cache.block_size), cache(cache),
+  CacheLayer(const OctavoCache& cache, const OctavoInstruction& code, int64_t kv_heads, int64_t key_width,
+             int64_t value_width)
+      : layout(code.i[8], kv_heads, key_width, value_width, cache.block_size), cache(cache),
         tables(cache.tables + static_cast<int64_t>(code.i[5]) * cache.slots * cache.max_blocks),
         layer_at(static_cast<int64_t>(code.i[9]) * 64) {}
 

@@ -11,6 +11,7 @@
 
 #include "cache_layout.h"
 #include "simd/math.h"
+#include "simd/unzip.h"
 
 namespace octavo {
 
@@ -89,9 +90,10 @@ struct Extremes {
   }
 };
 
-// codes[i] = make(x[i] / scale within -bound .. bound). A scale of 0 gives 0 / 1. Returns the scale, as it is kept; it
-// is NaN when the numbers cannot be kept, and the codes are those of zeros then.
-template <class F>
+// codes[i] = make(x[i] / scale within -bound .. bound), rounded to a whole number first or not. A scale of 0 gives
+// 0 / 1. Returns the scale, as it is kept; it is NaN when the numbers cannot be kept, and the codes are those of zeros
+// then.
+template <bool Whole, class F>
 uint16_t divide(const float* x, int64_t count, float exact_scale, float bound, uint8_t* codes, F&& make) {
   const uint16_t kept = to_bf16(exact_scale);
   const float scale = from_bf16(kept);
@@ -100,37 +102,38 @@ uint16_t divide(const float* x, int64_t count, float exact_scale, float bound, u
   float lanes[16];
   for (int64_t i = 0; i < count; i += 16) {
     const Vec16 values = finite ? load_up_to(x + i, count - i) : zero();
-    store(lanes, min(max(values / divisor, set1(-bound)), set1(bound)));
-    for (int64_t k = 0; k < 16 && i + k < count; ++k) codes[i + k] = make(lanes[k]);
+    const Vec16 quotient = min(max(values / divisor, set1(-bound)), set1(bound));
+    store(lanes, Whole ? round_int(quotient) : quotient);
+    if (count - i >= 16) {
+      for (int k = 0; k < 16; ++k) codes[i + k] = make(lanes[k]);
+    } else {
+      for (int64_t k = 0; i + k < count; ++k) codes[i + k] = make(lanes[k]);
+    }
   }
   return finite ? kept : static_cast<uint16_t>(0x7fc0u);
 }
 
 // Codes of bytes: OCP 8-bit floating point specification 1.0, table 1; round to nearest even.
+// Both ways of rounding are computed, so that loops over it become vectors. Subnormals: the adder rounds to units of
+// 2^-9 and 2^-16.
 inline uint8_t to_e4m3(float x) { // |x| <= 448
   const uint32_t bits = bits_of(x);
   const uint32_t magnitude = bits & 0x7fffffffu;
-  const uint32_t sign = (bits >> 24) & 0x80u;
-  if (magnitude < 0x3c800000u) { // subnormal: the adder rounds to units of 2^-9
-    return static_cast<uint8_t>(sign | (bits_of(float_of(magnitude) + 0x1p14f) - bits_of(0x1p14f)));
-  }
-  const uint32_t rounded = magnitude + 0x7ffffu + ((magnitude >> 20) & 1u);
-  return static_cast<uint8_t>(sign | ((rounded - 0x3c000000u) >> 20));
+  const uint32_t subnormal = bits_of(float_of(magnitude) + 0x1p14f) - bits_of(0x1p14f);
+  const uint32_t normal = (magnitude + 0x7ffffu + ((magnitude >> 20) & 1u) - 0x3c000000u) >> 20;
+  return static_cast<uint8_t>(((bits >> 24) & 0x80u) | (magnitude < 0x3c800000u ? subnormal : normal));
 }
 
 // What is finite stays finite.
 inline uint8_t to_e5m2(float x) {
   const uint32_t bits = bits_of(x);
-  const uint32_t sign = (bits >> 24) & 0x80u;
-  uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return static_cast<uint8_t>(sign | 0x7fu);
-  if (magnitude == 0x7f800000u) return static_cast<uint8_t>(sign | 0x7cu);
-  if (magnitude > 0x47600000u) magnitude = 0x47600000u; // 57344
-  if (magnitude < 0x38800000u) {                        // subnormal: units of 2^-16
-    return static_cast<uint8_t>(sign | (bits_of(float_of(magnitude) + 0x1p7f) - bits_of(0x1p7f)));
-  }
-  const uint32_t rounded = magnitude + 0xfffffu + ((magnitude >> 21) & 1u);
-  return static_cast<uint8_t>(sign | ((rounded - 0x38000000u) >> 21));
+  const uint32_t all = bits & 0x7fffffffu;
+  const uint32_t magnitude = all < 0x47600000u ? all : 0x47600000u; // 57344
+  const uint32_t subnormal = bits_of(float_of(magnitude) + 0x1p7f) - bits_of(0x1p7f);
+  const uint32_t normal = (magnitude + 0xfffffu + ((magnitude >> 21) & 1u) - 0x38000000u) >> 21;
+  const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
+  const uint32_t other = all > 0x7f800000u ? 0x7fu : 0x7cu;
+  return static_cast<uint8_t>(((bits >> 24) & 0x80u) | (all < 0x7f800000u ? finite : other));
 }
 
 // Types of one byte an element.
@@ -156,7 +159,7 @@ struct CacheE4m3 : Bytes {
   static uint16_t encode(const float* x, int64_t count, uint8_t* codes) {
     const Extremes found(x, count);
     const float most = found.high > -found.low ? found.high : -found.low;
-    return divide(x, count, most / 448.0f, 448.0f, codes, to_e4m3);
+    return divide<false>(x, count, most / 448.0f, 448.0f, codes, to_e4m3);
   }
 };
 
@@ -184,8 +187,8 @@ struct CacheInt8 : Bytes {
   static uint16_t encode(const float* x, int64_t count, uint8_t* codes) {
     const Extremes found(x, count);
     const float most = found.high > -found.low ? found.high : -found.low;
-    return divide(x, count, most / 127.0f, 127.0f, codes,
-                  [](float y) { return static_cast<uint8_t>(static_cast<int>(nearbyintf(y)) + kRaised); });
+    return divide<true>(x, count, most / 127.0f, 127.0f, codes,
+                        [](float y) { return static_cast<uint8_t>(static_cast<int>(y) + kRaised); });
   }
 };
 
@@ -199,12 +202,25 @@ struct CacheInt4 : Bytes {
   static uint16_t encode(const float* x, int64_t count, uint8_t* codes) {
     const Extremes found(x, count);
     const float farthest = found.high >= -found.low ? found.high : found.low;
-    return divide(x, count, farthest / -8.0f, 8.0f, codes, [](float y) {
-      const int code = static_cast<int>(nearbyintf(y)) + kRaised;
+    return divide<true>(x, count, farthest / -8.0f, 8.0f, codes, [](float y) {
+      const int code = static_cast<int>(y) + kRaised;
       return static_cast<uint8_t>(code > 15 ? 15 : code);
     });
   }
 };
+
+// use(type) with the type that a number stands for.
+template <class F> void with_cache_type(int32_t type, F&& use) {
+  switch (type) {
+  case OCTAVO_CACHE_F16: return use(CacheF16());
+  case OCTAVO_CACHE_BF16: return use(CacheBf16());
+  case OCTAVO_CACHE_INT8: return use(CacheInt8());
+  case OCTAVO_CACHE_FP8_E4M3: return use(CacheE4m3());
+  case OCTAVO_CACHE_FP8_E5M2: return use(CacheE5m2());
+  case OCTAVO_CACHE_INT4: return use(CacheInt4());
+  default: return use(CacheF32());
+  }
+}
 
 // What was converted to float32 a moment ago: nothing is to be fetched. Scales are still those of the type.
 template <class Format> struct Converted : CacheF32 {
@@ -217,16 +233,50 @@ template <class Format> struct Converted : CacheF32 {
 // In place: x = H x, H the Hadamard matrix of Sylvester's order on each run of `size` elements, not normalized: H H =
 // size. `size` is the largest power of two that divides the width.
 inline int64_t rotation_size(int64_t width) { return width & -width; }
-inline void rotate_by_hadamard(float* x, int64_t width) {
-  const int64_t size = rotation_size(width);
+inline void rotate_in_steps(float* x, int64_t size) {
   for (int64_t half = 1; half < size; half *= 2) {
-    for (int64_t run = 0; run < width; run += 2 * half) {
+    for (int64_t run = 0; run < size; run += 2 * half) {
       for (int64_t i = run; i < run + half; ++i) {
         const float left = x[i];
         const float right = x[i + half];
         x[i] = left + right;
         x[i + half] = left - right;
       }
+    }
+  }
+}
+
+// The same butterflies in registers: each stage takes neighbours, and puts sums and differences into halves.
+template <int Vectors> inline void rotate_neighbours(float* x) {
+  Vec16 from[Vectors];
+#pragma GCC unroll 16
+  for (int i = 0; i < Vectors; ++i) from[i] = load(x + 16 * i);
+#pragma GCC unroll 8
+  for (int stage = 1; stage < 16 * Vectors; stage *= 2) {
+    Vec16 to[Vectors];
+#pragma GCC unroll 8
+    for (int i = 0; i < Vectors / 2; ++i) {
+      Vec16 left, right;
+      unzip(from[2 * i], from[2 * i + 1], left, right);
+      to[i] = left + right;
+      to[i + Vectors / 2] = left - right;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < Vectors; ++i) from[i] = to[i];
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < Vectors; ++i) store(x + 16 * i, from[i]);
+}
+
+inline void rotate_by_hadamard(float* x, int64_t width) {
+  const int64_t size = rotation_size(width);
+  for (int64_t run = 0; run < width; run += size) {
+    switch (size) {
+    case 32: rotate_neighbours<2>(x + run); break;
+    case 64: rotate_neighbours<4>(x + run); break;
+    case 128: rotate_neighbours<8>(x + run); break;
+    case 256: rotate_neighbours<16>(x + run); break;
+    default: rotate_in_steps(x + run, size); break;
     }
   }
 }
@@ -252,15 +302,14 @@ template <int Vectors> inline void rotate_run(float* x) {
   for (int i = 0; i < Vectors; ++i) store(x + 16 * i, from[i]);
 }
 
-inline void rotate_quickly(float* x, int64_t width) {
-  const int64_t size = rotation_size(width);
+inline void rotate_quickly(float* x, int64_t width, int64_t size) {
   for (int64_t run = 0; run < width; run += size) {
     switch (size) {
     case 32: rotate_run<2>(x + run); break;
     case 64: rotate_run<4>(x + run); break;
     case 128: rotate_run<8>(x + run); break;
     case 256: rotate_run<16>(x + run); break;
-    default: return rotate_by_hadamard(x, width);
+    default: rotate_in_steps(x + run, size); break;
     }
   }
 }

@@ -45,6 +45,16 @@ template <class Format> void store_row(const float* x, typename Format::Type* ou
   for (; at < width; ++at) out[at] = Format::from(x[at]);
 }
 
+// Codes of all groups of a row, and their scales, one block apart.
+template <class Format>
+void encode_row(const float* x, int64_t width, uint8_t* codes, uint16_t* scales, int64_t block_size) {
+  const int64_t size = Format::kGrouped ? kScaleGroup : width;
+  for (int64_t at = 0, group = 0; at < width; at += size, ++group) {
+    const uint16_t scale = Format::encode(x + at, at + size < width ? size : width - at, codes + at);
+    if constexpr (Format::kScaled) scales[group * block_size] = scale;
+  }
+}
+
 // The sequence of the step that a token belongs to.
 inline int64_t sequence_of(const Step& step, int64_t token) {
   int64_t low = 0;

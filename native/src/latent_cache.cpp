@@ -25,18 +25,40 @@ struct Shape {
   }
 };
 
+// row: changed; codes: of a byte each, room for as many.
+template <class Format> void write_latent(const CacheLayout& layout, const LatentPlace& place, float* row, uint8_t* codes) {
+  const int64_t width = layout.key_width;
+  if constexpr (sizeof(typename Format::Type) > 1) {
+    store_row<Format>(row, reinterpret_cast<typename Format::Type*>(place.row), width);
+  } else if constexpr (!Format::kCoded) {
+    encode_row<Format>(row, width, place.row, place.scales, layout.block_size);
+  } else {
+    rotate_by_hadamard(row, width);
+    encode_row<Format>(row, width, codes, place.scales, layout.block_size);
+    if (Format::kPerByte == 1) {
+      memcpy(place.row, codes, static_cast<size_t>(width));
+    } else {
+      for (int64_t d = 0; d < width; d += 2) {
+        const int upper = d + 1 < width ? codes[d + 1] : Format::kRaised;
+        place.row[d / 2] = static_cast<uint8_t>(codes[d] | upper << 4);
+      }
+    }
+  }
+}
+
 template <class Format>
 void run(Team& team, const Instruction& code, const Program& program, const Step& step, int64_t rows) {
   const Shape shape(code);
-  const LatentCache cache(*program.cache, code, shape.rank, shape.rope);
+  const int64_t width = shape.rank + shape.rope;
+  const CacheLayer layer(*program.cache, code, 1, width, 0);
   const int64_t head = shape.nope + shape.rope;
   const int64_t q_width = shape.heads * head;
   const float* q_in = program.buffer[code.in0];
   const float* kv_in = program.buffer[code.in1];
   float* out = program.buffer[code.out];
-  const int64_t least = (kFloatsOfTask + q_width + cache.width - 1) / (q_width + cache.width);
+  const int64_t least = (kFloatsOfTask + q_width + width - 1) / (q_width + width);
   team.parallel_ranges(rows, least, [&](int64_t begin, int64_t end, int thread) {
-    float* row = team.scratch(thread, static_cast<size_t>(cache.width));
+    float* row = team.scratch(thread, static_cast<size_t>(2 * width));
     int64_t sequence = sequence_of(step, begin);
     for (int64_t token = begin; token < end; ++token) {
       while (token >= step.query_starts[sequence + 1]) ++sequence;
@@ -44,11 +66,12 @@ void run(Team& team, const Instruction& code, const Program& program, const Step
       float* q = out + token * q_width;
       memcpy(q, q_in + token * q_width, static_cast<size_t>(q_width) * sizeof(float));
       for (int64_t h = 0; h < shape.heads; ++h) shape.rotate(q + h * head + shape.nope, position);
-      const float* kv = kv_in + token * cache.width;
+      const float* kv = kv_in + token * width;
       norm_head(kv, shape.gain, row, shape.rank, shape.eps);
       memcpy(row + shape.rank, kv + shape.rank, static_cast<size_t>(shape.rope) * sizeof(float));
       shape.rotate(row + shape.rank, position);
-      store_row<Format>(row, cache.row<typename Format::Type>(step.slots[sequence], position), cache.width);
+      const LatentPlace place(layer, step.slots[sequence], position);
+      write_latent<Format>(layer.layout, place, row, reinterpret_cast<uint8_t*>(row + width));
     }
   });
 }
@@ -56,11 +79,7 @@ void run(Team& team, const Instruction& code, const Program& program, const Step
 } // namespace
 
 void latent_cache(Team& team, const Instruction& code, const Program& program, const Step& step, int64_t rows) {
-  switch (code.i[8]) {
-  case OCTAVO_CACHE_F16: return run<CacheF16>(team, code, program, step, rows);
-  case OCTAVO_CACHE_BF16: return run<CacheBf16>(team, code, program, step, rows);
-  default: return run<CacheF32>(team, code, program, step, rows);
-  }
+  with_cache_type(code.i[8], [&](auto type) { run<decltype(type)>(team, code, program, step, rows); });
 }
 
 } // namespace octavo

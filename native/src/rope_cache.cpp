@@ -56,16 +56,6 @@ struct Place {
   }
 };
 
-// Codes of all groups of a row, and their scales, one block apart.
-template <class Format>
-void encode_row(const float* x, int64_t width, uint8_t* codes, uint16_t* scales, int64_t block_size) {
-  const int64_t size = Format::kGrouped ? kScaleGroup : width;
-  for (int64_t at = 0, group = 0; at < width; at += size, ++group) {
-    const uint16_t scale = Format::encode(x + at, at + size < width ? size : width - at, codes + at);
-    if constexpr (Format::kScaled) scales[group * block_size] = scale;
-  }
-}
-
 // Keys stand in a column of the block, values in a row. key, value: changed. scratch: as large as one of them.
 template <class Format>
 void write_head(const CacheLayout& layout, const Place& place, float* key, float* value, float* scratch) {
@@ -88,13 +78,43 @@ void write_head(const CacheLayout& layout, const Place& place, float* key, float
   }
 }
 
+inline uint32_t four_codes(const uint8_t* codes) {
+  uint32_t word;
+  memcpy(&word, codes, 4);
+  return word;
+}
+
+// Steps of a byte's dimensions, four of each half, together.
+template <class Format> void write_key_codes(const Place& place, const uint8_t* codes, int64_t width) {
+  constexpr int64_t kStep = 4 * Format::kPerByte;
+  for (int64_t d = 0; d + kStep <= width; d += kStep) {
+    uint32_t word = four_codes(codes + d);
+    if (Format::kPerByte == 2) word |= four_codes(codes + d + 4) << 4;
+    memcpy(place.key_at<Format>(d), &word, 4);
+  }
+}
+
+// One byte of four: the others are other tokens'.
+template <class Format> void write_value_codes(const Place& place, const uint8_t* codes, int64_t width) {
+  constexpr int64_t kStep = 16 * Format::kPerByte;
+  for (int64_t d = 0; d + kStep <= width; d += kStep) {
+    uint8_t* to = place.value_at<Format>(d);
+    for (int i = 0; i < 16; ++i) {
+      to[4 * i] = static_cast<uint8_t>(codes[d + i] | (Format::kPerByte == 2 ? codes[d + i + 16] << 4 : 0));
+    }
+  }
+}
+
 // codes: of elements 0 .. width - 1; behind them, as far as a byte goes, those of 0.
 template <class Format>
 void write_codes(const CacheLayout& layout, const Place& place, const uint8_t* codes, bool keys) {
   const int64_t width = keys ? layout.key_width : layout.value_width;
-  for (int64_t d = 0; d < width; ++d) {
+  const int64_t apart = keys ? 4 : 16; // of the two in a byte
+  if (keys) write_key_codes<Format>(place, codes, width);
+  if (!keys) write_value_codes<Format>(place, codes, width);
+  const int64_t step = apart * Format::kPerByte;
+  for (int64_t d = width / step * step; d < width; ++d) {
     uint8_t* byte = keys ? place.key_at<Format>(d) : place.value_at<Format>(d);
-    const int64_t apart = keys ? 4 : 16; // of the two in a byte
     if (Format::kPerByte == 1) {
       *byte = codes[d];
     } else if (d % (2 * apart) < apart) {
@@ -151,7 +171,7 @@ template <class Format> void read_coded(const CacheLayout& layout, const Place& 
 template <class Format>
 void run(Team& team, const Instruction& code, const Program& program, const Step& step, int64_t rows) {
   const Shape shape(code);
-  const CacheLayer layer(*program.cache, code, shape.kv_heads, shape.head_dim);
+  const CacheLayer layer(*program.cache, code, shape.kv_heads, shape.head_dim, shape.head_dim);
   const int64_t width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
   const int64_t q_width = shape.heads * shape.head_dim;
   const float* in = program.buffer[code.in0];
@@ -188,23 +208,10 @@ void run(Team& team, const Instruction& code, const Program& program, const Step
   });
 }
 
-// use(type) with the type that a number stands for.
-template <class F> void with_type(int32_t type, F&& use) {
-  switch (type) {
-  case OCTAVO_CACHE_F16: return use(CacheF16());
-  case OCTAVO_CACHE_BF16: return use(CacheBf16());
-  case OCTAVO_CACHE_INT8: return use(CacheInt8());
-  case OCTAVO_CACHE_FP8_E4M3: return use(CacheE4m3());
-  case OCTAVO_CACHE_FP8_E5M2: return use(CacheE5m2());
-  case OCTAVO_CACHE_INT4: return use(CacheInt4());
-  default: return use(CacheF32());
-  }
-}
-
 } // namespace
 
 void qkv_rope_cache(Team& team, const Instruction& code, const Program& program, const Step& step, int64_t rows) {
-  with_type(code.i[8], [&](auto type) { run<decltype(type)>(team, code, program, step, rows); });
+  with_cache_type(code.i[8], [&](auto type) { run<decltype(type)>(team, code, program, step, rows); });
 }
 
 } // namespace octavo
@@ -221,7 +228,7 @@ void octavo_cache_read(int32_t type, int32_t kv_heads, int32_t width, int32_t bl
   const octavo::CacheLayout layout(type, kv_heads, width, width, block_size);
   uint8_t* start = static_cast<uint8_t*>(const_cast<void*>(layer));
   const octavo::Place place(layout, start, head, offset);
-  octavo::with_type(type, [&](auto kind) {
+  octavo::with_cache_type(type, [&](auto kind) {
     if constexpr (decltype(kind)::kCoded) {
       octavo::read_coded<decltype(kind)>(layout, place, keys, values);
     } else {

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from octavo.cache.group import KVCacheGroup
-from octavo.config.cache_types import PLAIN_TYPES, CacheTypes
+from octavo.config.cache_types import ROTATED_TYPES, CacheTypes
 from octavo.errors import UnsupportedError
 from octavo.ops.interface import LayerCache, StatePiece
 from octavo.spec.decoder import CacheKind, CacheNeed, DecoderSpec
@@ -33,15 +33,15 @@ def kept_types(spec: DecoderSpec, types: CacheTypes) -> dict[int, str]:
 
     Raises:
         ConfigError: a layer that is to be skipped is not there.
-        UnsupportedError: a quantized type for what is no keys and values.
+        UnsupportedError: int8 or int4 for latents that cannot be rotated without the key beside them.
     """
     needs = {index: need for index, need in layer_needs(spec).items() if need.kind != "state"}
     kept = types.of_layers(needs, len(spec.layers))
     for index, need in needs.items():
-        if need.kind == "latent" and kept[index] not in PLAIN_TYPES:
+        if kept[index] in ROTATED_TYPES and not need.can_rotate:
             raise UnsupportedError(
-                f"kv_cache_dtype {kept[index]} is not supported for latent attention (layer {index}): "
-                f"use {types.plain}, which keeps one small vector a token already"
+                f"kv_cache_dtype {kept[index]} rotates what is kept, which does not fit the latents of layer {index}, "
+                f"{need.key_width} wide with their key: use fp8_e4m3, fp8_e5m2 or {types.plain}"
             )
     return kept
 

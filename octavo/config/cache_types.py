@@ -7,6 +7,7 @@ from octavo.errors import ConfigError
 from octavo.spec.decoder import CacheNeed
 
 PLAIN_TYPES = ("float32", "float16", "bfloat16")
+ROTATED_TYPES = ("int8", "int4")
 # Bits of an element, without scales.
 TYPE_BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "int4": 4}
 # Names of kinds, as vLLM has them, beside numbers of layers and the two ends.

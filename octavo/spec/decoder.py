@@ -97,6 +97,7 @@ class CacheNeed:
         window: of "window" and "chunked", in tokens.
         shares: the layer whose keys and values this one reads; it keeps none itself (Gemma 3n; YOCO, arXiv:2405.05254).
         pieces: of "state": bytes of each piece; a piece, for example one head's matrix, lies in one page as a whole.
+        can_rotate: whether it may be kept as int8 or int4, which are rotated.
     """
 
     kind: CacheKind
@@ -106,6 +107,7 @@ class CacheNeed:
     window: int | None = None
     shares: int | None = None
     pieces: tuple[int, ...] = ()
+    can_rotate: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +208,15 @@ class LatentSpec:
         return self.rank + self.rope_dim
 
     @property
+    def can_rotate(self) -> bool:
+        """Whether latents keep to themselves when what is kept is rotated, as int8 and int4 have it: in runs as long as
+        the largest power of two that divides the width, of which none reaches over into the key."""
+        return self.rank % (self.width & -self.width) == 0
+
+    @property
     def cache_needs(self) -> tuple[CacheNeed, ...]:
         """One vector a token, key and value at once."""
-        return (CacheNeed("latent", 1, self.width),)
+        return (CacheNeed("latent", 1, self.width, can_rotate=self.can_rotate),)
 
 
 _FLOAT = 4  # bytes: states are float32, so that storing one between two steps changes no bit

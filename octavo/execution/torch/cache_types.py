@@ -30,7 +30,9 @@ def code_dtype(type: str) -> torch.dtype:
 
 
 def scale_groups(type: str, width: int) -> int:
-    """Scales of a row."""
+    """Scales of a row; one of no elements has none."""
+    if not width:
+        return 0
     return {"int8": 1, "fp8_e4m3": 1, "int4": -(-width // _GROUP)}.get(type, 0)
 
 

@@ -350,7 +350,8 @@ class ProgramRecorder:
 
     def _check_latent(self, spec: LatentSpec, at: LayerCache) -> tuple[int, int]:
         kept, place = self._check_place(at, 1, spec.width, 0)
-        _require(kept <= CacheType.BF16, f"latent vectors cannot be kept as {CacheType(kept).name.lower()}")
+        if kept in (CacheType.INT8, CacheType.INT4):
+            _require(spec.can_rotate, f"a latent of {spec.rank} and a key of {spec.rope_dim} are rotated by themselves")
         return kept, place
 
     def _check_place(self, at: LayerCache, kv_heads: int, key_width: int, value_width: int) -> tuple[int, int]:
