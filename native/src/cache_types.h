@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "cache_layout.h"
+#include "simd/hadamard.h"
 #include "simd/math.h"
 #include "simd/unzip.h"
 
@@ -281,27 +282,7 @@ inline void rotate_by_hadamard(float* x, int64_t width) {
   }
 }
 
-// The same for numbers that are not kept: butterflies in another order, so the last bits may differ. Each stage takes
-// halves and interleaves sums and differences (Pease 1968, doi:10.1145/321450.321457). `Vectors`: of 16 elements.
-template <int Vectors> inline void rotate_run(float* x) {
-  Vec16 from[Vectors];
-#pragma GCC unroll 16
-  for (int i = 0; i < Vectors; ++i) from[i] = load(x + 16 * i);
-#pragma GCC unroll 8
-  for (int stage = 1; stage < 16 * Vectors; stage *= 2) {
-    Vec16 to[Vectors];
-#pragma GCC unroll 8
-    for (int i = 0; i < Vectors / 2; ++i) {
-      const Vec16 left = from[i], right = from[i + Vectors / 2];
-      zip(left + right, left - right, to[2 * i], to[2 * i + 1]);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < Vectors; ++i) from[i] = to[i];
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < Vectors; ++i) store(x + 16 * i, from[i]);
-}
-
+// The same for numbers that are not kept: butterflies in another order, so the last bits may differ.
 inline void rotate_quickly(float* x, int64_t width, int64_t size) {
   for (int64_t run = 0; run < width; run += size) {
     switch (size) {

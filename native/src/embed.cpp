@@ -1,6 +1,7 @@
 // One row of a packed table as floats: the values of one lane of a panel.
 #include <string.h>
 
+#include "code_row.h"
 #include "formats.h"
 #include "linear.h"
 #include "simd/convert.h"
@@ -88,6 +89,7 @@ void span_lane(int32_t format, const uint8_t* panel, int lane, int64_t cols, con
       out[order ? order[k] : k] = scale * value;
     }
   }
+  if (is_rotated(format)) rotate_row(out, cols, out); // the rotation is its own inverse
 }
 
 void block_lane(int32_t format, const uint8_t* panel, int lane, int64_t cols, float* out) {

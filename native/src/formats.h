@@ -24,7 +24,7 @@ enum class Values { integers, iq4_nl, mxfp4, e4m3 };
 
 // A packed panel is 16 rows, lane by lane. Its planes follow each other, each over all inputs:
 //   dense:  [cols][16] of f32 or f16; bf16 as [cols / 2][16][2]
-//   blocks: low codes, high codes, d, dmin, scales, mins or zero points; those a format lacks take nothing
+//   blocks: low codes, high codes, d, dmin, scales, mins or zero points, sums of codes; those a format lacks take nothing
 // and the panel is padded to 64 bytes. In a unit of 32 inputs the codes stand so:
 //   8 bits  [4][2][16] words, input k of 8 at byte k / 2 of word k % 2
 //   4 bits  [4][16] words, input k of 8 at bit 4 k
@@ -57,14 +57,18 @@ constexpr int32_t base_of(int32_t number) { return number & (OCTAVO_SCALE_TYPE -
 constexpr int scale_type_of(int32_t number) { return number / OCTAVO_SCALE_TYPE % (OCTAVO_SPAN / OCTAVO_SCALE_TYPE); }
 constexpr int span_of(int32_t number) { return number / OCTAVO_SPAN % (OCTAVO_ORDERED / OCTAVO_SPAN); }
 constexpr bool is_ordered(int32_t number) { return number / OCTAVO_ORDERED % 2; }
+constexpr bool is_rotated(int32_t number) { return number / OCTAVO_ROTATED % 2; }
+constexpr int kRotated = 64; // inputs that are rotated together
 constexpr int kMostSpan = 5; // 1024 inputs
 
 // A span's code bytes for its inputs; a row is a multiple of them.
 constexpr Format span_format(int32_t number, int bits, bool zeros, int offset, Values values) {
   const int span = span_of(number), type = scale_type_of(number);
-  const bool known = number >= 0 && number < 2 * OCTAVO_ORDERED && type <= OCTAVO_SCALE_SHARED &&
-                     (span <= kMostSpan || span == OCTAVO_WHOLE_ROW) && !(zeros && type == OCTAVO_SCALE_SHARED);
-  const int block = span == OCTAVO_WHOLE_ROW ? kUnit : kUnit << span;
+  const bool rotated = is_rotated(number), turnable = values == Values::integers && !is_ordered(number);
+  const bool known = number >= 0 && number < 2 * OCTAVO_ROTATED && type <= OCTAVO_SCALE_SHARED &&
+                     (span <= kMostSpan || span == OCTAVO_WHOLE_ROW) && !(zeros && type == OCTAVO_SCALE_SHARED) &&
+                     (!rotated || (turnable && span > 0));
+  const int block = span != OCTAVO_WHOLE_ROW ? kUnit << span : rotated ? kRotated : kUnit;
   return known ? Format{block, block * bits / 8, bits, 0, kUnit, Scale::span, zeros, offset, values} : Format{};
 }
 
@@ -102,10 +106,16 @@ constexpr Format format_of(int32_t number) {
 constexpr float kIq4Nl[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr float kMxfp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
+// Signed bytes with one scale a row: they meet inputs with one scale a row, see linear_rows.h. Behind a panel's scales
+// stand int32 [16], the sums of the rows' codes.
+constexpr bool has_row_sums(int32_t number) {
+  return base_of(number) == OCTAVO_INT8 && span_of(number) == OCTAVO_WHOLE_ROW;
+}
+
 // Byte offsets of the planes of one panel, and the panel's size; of formats with spans, what their scales are and how
 // far a group's number is shifted to get its span's.
 struct PanelLayout {
-  int64_t low, high, super_scale, super_min, scale, min, bytes;
+  int64_t low, high, super_scale, super_min, scale, min, sums, bytes;
   int scale_type, shift;
 };
 
@@ -143,7 +153,8 @@ constexpr PanelLayout panel_layout(int32_t number, int64_t cols) {
   layout.super_min = layout.super_scale + super_bytes;
   layout.scale = layout.super_min + (f.mins ? super_bytes : 0);
   layout.min = layout.scale + scale_bytes;
-  layout.bytes = (layout.min + min_bytes + 63) / 64 * 64;
+  layout.sums = layout.min + min_bytes;
+  layout.bytes = (layout.sums + (has_row_sums(number) ? 4 * kLanes : 0) + 63) / 64 * 64;
   layout.scale_type = scale_type_of(number);
   layout.shift = span_of(number) == OCTAVO_WHOLE_ROW ? 62 : span_of(number);
   return layout;

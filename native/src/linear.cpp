@@ -371,17 +371,17 @@ void run_head(Team& team, int thread, const Product& product, int64_t row, int64
     run_strip(team, thread, product, kWidestMany, strip, {row, row + rows, rows}, 1);
 }
 
-// Prepares the inputs for segments of one order, and multiplies.
+// Prepares the inputs for segments that take the same ones, and multiplies.
 void run_product(Team& team, Product& product, const float* x, int64_t depth) {
   const Needs needs = needs_of(product.segments, product.segment_count, product.coding);
   const bool few = are_few(product.segments, product.segment_count, product.rows, product.coding);
   const RowLayout layout{product.rows, depth, !few};
-  const int32_t* order = order_of(product.segments[0]);
-  const int64_t gathered = order ? (product.rows * depth + 15) / 16 * 16 : 0;
+  const bool placed = are_placed(product.segments[0], product.coding);
+  const int64_t gathered = placed ? (product.rows * depth + 15) / 16 * 16 : 0;
   const int64_t floats = gathered + prepared_floats(needs, layout);
   float* memory = floats > 0 ? team.shared(static_cast<size_t>(floats)) : nullptr;
-  if (order) gather(team, x, order, product.rows, depth, memory);
-  product.in = prepare(team, needs, order ? memory : x, layout, 1, memory + gathered);
+  if (placed) place_inputs(team, product.segments[0], x, product.rows, memory);
+  product.in = prepare(team, needs, placed ? memory : x, layout, 1, memory + gathered);
   if (few)
     few_rows(team, product);
   else
@@ -402,11 +402,14 @@ const OctavoInstruction* product_after(const OctavoInstruction& instruction, con
   return nullptr;
 }
 
-// One product for each run of segments with the same order of inputs: all of them, but in odd checkpoints.
+// One product for each run of segments that take the same inputs: all of them, but in odd checkpoints.
 void run_products(Team& team, Product product, int segments, const float* x, int64_t depth) {
+  const Coding asked = product.coding;
   for (int left = segments; left > 0; left -= product.segment_count) {
     product.segment_count = 1;
-    while (product.segment_count < left && same_order(product.segments[0], product.segments[product.segment_count]))
+    product.coding = coding_of(product.segments[0], asked);
+    while (product.segment_count < left &&
+           same_inputs(product.segments[0], product.segments[product.segment_count], asked))
       ++product.segment_count;
     run_product(team, product, x, depth);
     for (int s = 0; s < product.segment_count; ++s) product.first_output += product.segments[s].rows;
@@ -454,7 +457,8 @@ void gated_linear(Team& team, const OctavoInstruction& instruction, const Octavo
   Product product = product_of(instruction, program, rows);
   Gating gating{};
   gating.activation = instruction.i[3];
-  if (!are_few(product.segments, instruction.i[1], rows, product.coding) &&
+  const Coding coding = coding_of(product.segments[0], product.coding);
+  if (!are_few(product.segments, instruction.i[1], rows, coding) &&
       find_gating(product.segments, instruction.i[1], instruction.width, gating)) {
     product.gating = &gating;
     product.segments = &gating.gate;
@@ -474,7 +478,7 @@ void head_linear(Team& team, const OctavoInstruction& instruction, const OctavoP
   product.out = program.buffer[instruction.out];
   product.width = instruction.width;
   product.rows = rows;
-  product.coding = static_cast<Coding>(instruction.i[3]);
+  product.coding = coding_of(product.segments[0], static_cast<Coding>(instruction.i[3]));
   const Needs needs = needs_of(product.segments, instruction.i[1], product.coding);
   product.segment_count = instruction.i[1];
   const bool few = are_few(product.segments, product.segment_count, rows, product.coding);
@@ -482,6 +486,7 @@ void head_linear(Team& team, const OctavoInstruction& instruction, const OctavoP
   const int64_t gathered = (heads * rows * depth + 15) / 16 * 16;
   float* memory = team.shared(static_cast<size_t>(gathered + prepared_floats(needs, layout)));
   const float* x = gather_heads(team, program.buffer[instruction.in0], instruction, rows, memory);
+  if (are_placed(product.segments[0], product.coding)) place_inputs(team, product.segments[0], x, heads * rows, memory);
   product.in = prepare(team, needs, x, layout, heads, memory + gathered);
   if (!few) dense_rows(team, dense_product(product, rows));
   const int64_t blocks = few ? 1 : (rows + kMostRows - 1) / kMostRows;

@@ -2,6 +2,7 @@
 #pragma once
 #include <stdint.h>
 
+#include "linear_quantize.h"
 #include "octavo/instruction.h"
 #include "thread_team.h"
 
@@ -10,10 +11,16 @@ namespace octavo {
 // Each head's inputs as rows of their own: [heads][rows][depth].
 const float* gather_heads(Team& team, const float* x, const OctavoInstruction& code, int64_t rows, float* out);
 
-// Whether two segments take their inputs in the same order.
-bool same_order(const OctavoSegment& a, const OctavoSegment& b);
+// What the inputs of a segment are rounded to when `asked` for.
+Coding coding_of(const OctavoSegment& segment, Coding asked);
 
-// Rows of x, [rows, cols], in such an order.
-void gather(Team& team, const float* x, const int32_t* order, int64_t rows, int64_t cols, float* out);
+// Whether inputs prepared for one segment serve the other, too.
+bool same_inputs(const OctavoSegment& a, const OctavoSegment& b, Coding asked);
+
+// Whether a segment's inputs are written anew before they are prepared. Those coded by rows are rotated as they are coded.
+bool are_placed(const OctavoSegment& segment, Coding coding);
+
+// out: [rows, cols] as the segment takes them; x may be out where the segment is not ordered.
+void place_inputs(Team& team, const OctavoSegment& segment, const float* x, int64_t rows, float* out);
 
 } // namespace octavo

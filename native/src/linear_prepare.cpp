@@ -2,8 +2,10 @@
 
 #include <string.h>
 
+#include "code_row.h"
 #include "dense_tiles.h"
 #include "linear_dot.h"
+#include "linear_rows.h"
 #include "simd/vec.h"
 #if defined(OCTAVO_VARIANT_NEON_I8MM)
 #include "code_pairs.h"
@@ -79,11 +81,11 @@ struct Prepared {
 };
 
 void lay_out_codes(const Needs& needs, const RowLayout& layout, Pieces& pieces, CodedInputs& to) {
-  const bool wanted = needs.coding != Coding::none;
-  const int64_t rows = layout.rows, cols = layout.cols, spans = span_count(needs.coding, cols / kUnit);
+  const bool wanted = needs.coding != Coding::none, by_rows = needs.coding == Coding::rows;
+  const int64_t rows = layout.rows, cols = layout.cols, spans = by_rows ? 1 : span_count(needs.coding, cols / kUnit);
   const int64_t bytes = layout.size(kCodeRun) * code_bytes_of(needs.coding);
   const bool in_strips = kBytesInStrips && layout.in_runs && needs.coding == Coding::bytes;
-  to.raise = in_strips ? 128 : 0;
+  to.raise = by_rows ? kRowRaise : in_strips ? 128 : 0;
   to.codes = reinterpret_cast<uint8_t*>(pieces.take(wanted, bytes / 4));
   to.scales = pieces.take(wanted, rows * spans);
   to.sums16 = pieces.take(needs.code_sums16, rows * (cols / 16));
@@ -136,6 +138,7 @@ void prepare_tiles(Team& team, const float* x, const RowLayout& layout, int64_t 
 // kernels of many rows, which gain with rows (measured; with tile registers earlier).
 int64_t few_limit(Coding coding) {
   if (kFewRows == 1) return 1;
+  if (coding == Coding::rows) return kFewRows;
   if (coding == Coding::none) return 2 * kFewRows;
 #if defined(OCTAVO_VARIANT_AMX)
   return coding == Coding::bytes ? kFewCodedRows : 2 * kFewRows;
@@ -167,9 +170,11 @@ Needs needs_of(const OctavoSegment* segments, int count, Coding coding) {
     needs.values |= !f.dense() && !(coded && f.codable());
     if (coded && f.codable()) {
       needs.coding = coding;
+      needs.rotated |= coding == Coding::rows && is_rotated(segments[s].format);
       needs.code_sums16 |= f.mins && f.group == 16;
       needs.code_sums32 |= f.mins && f.group == 32;
-      if (const int offset = dot_offset(f, coding)) needs.starts |= 1u << start_index(offset, f.group);
+      const int offset = coding == Coding::rows ? 0 : dot_offset(f, coding);
+      if (offset != 0) needs.starts |= 1u << start_index(offset, f.group);
     } else {
       needs.sums16 |= f.mins && f.group == 16;
       needs.sums32 |= f.mins && f.group == 32;
@@ -190,9 +195,18 @@ LinearInputs prepare(Team& team, const Needs& needs, const float* x, const RowLa
   in.layout = layout;
   if (prepared_floats(needs, layout) == 0) return in;
   const Prepared to = lay_out(needs, layout, memory);
-  const auto prepare_rows = [&](int64_t begin, int64_t end, int) {
+  const auto prepare_rows = [&](int64_t begin, int64_t end, int thread) {
     for (int64_t row = begin; row < end; ++row) prepare_row(needs, x + row * cols, layout, row, to);
     if (needs.coding == Coding::none) return;
+    if (needs.coding == Coding::rows) {
+      float* turned = team.scratch(thread, static_cast<size_t>(cols));
+      const int64_t run_stride = layout.in_runs ? rows * kCodeRun : kCodeRun;
+      for (int64_t row = begin; row < end; ++row)
+        to.coded.scales[row] =
+            code_row(x + row * cols, cols, needs.rotated, turned,
+                     {to.coded.codes + layout.at(row, 0, kCodeRun), run_stride, to.coded.raise});
+      return;
+    }
     for (int64_t row = begin; row < end; row += kQuantizedRows) {
       const int count = static_cast<int>(end - row < kQuantizedRows ? end - row : kQuantizedRows);
       quantize_rows(x + row * cols, needs.coding, layout, row, count, to.coded);
@@ -209,7 +223,8 @@ LinearInputs prepare(Team& team, const Needs& needs, const float* x, const RowLa
   else if (by_rows)
     team.parallel_ranges(rows, needs.coding != Coding::none && layout.in_runs ? kQuantizedRows : 1, prepare_rows);
 #if defined(OCTAVO_VARIANT_NEON_I8MM)
-  if (needs.coding != Coding::none && layout.in_runs) pair_inputs(team, needs.coding, layout, sets, to.coded.codes);
+  if (needs.coding != Coding::none && needs.coding != Coding::rows && layout.in_runs)
+    pair_inputs(team, needs.coding, layout, sets, to.coded.codes);
 #endif
   if (to.values) in.values = to.values;
   in.tiled = to.exact;

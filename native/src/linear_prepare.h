@@ -14,6 +14,7 @@ bool are_few(const OctavoSegment* segments, int count, int64_t rows, Coding codi
 struct Needs {
   bool values = false, exact = false, bf16 = false, sums16 = false, sums32 = false;
   Coding coding = Coding::none;
+  bool rotated = false; // with Coding::rows
   bool code_sums16 = false, code_sums32 = false;
   unsigned starts = 0; // bits of indices of kStarts
 };

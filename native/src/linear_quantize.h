@@ -9,8 +9,9 @@
 
 namespace octavo {
 
-// What inputs are rounded to for the segments that can take it: nothing, 8 or 16 bits.
-enum class Coding : int32_t { none = OCTAVO_CODING_EXACT, bytes = OCTAVO_CODING_INT8, words = OCTAVO_CODING_INT16 };
+// What inputs are rounded to for the segments that can take it: nothing, 8 or 16 bits, or 8 bits with one scale for all
+// of a row (code_row.h), which 8 bits are for some segments: coding_of() tells.
+enum class Coding : int32_t { none = OCTAVO_CODING_EXACT, bytes = OCTAVO_CODING_INT8, words = OCTAVO_CODING_INT16, rows };
 
 constexpr int code_bytes_of(Coding coding) { return coding == Coding::words ? 2 : 1; }
 

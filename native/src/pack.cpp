@@ -116,6 +116,15 @@ void write_span_scales(int32_t number, const SourcePanel& source, int64_t cols, 
   }
 }
 
+void write_row_sums(int32_t number, const SourcePanel& source, int64_t cols, uint8_t* out) {
+  int32_t sums[kLanes] = {};
+  for (int lane = 0; lane < source.rows; ++lane) {
+    const auto* codes = reinterpret_cast<const int8_t*>(source.first + lane * source.row_bytes);
+    for (int64_t k = 0; k < cols; ++k) sums[lane] += codes[k];
+  }
+  std::memcpy(out + panel_layout(number, cols).sums, sums, sizeof sums);
+}
+
 void pack_spans(int32_t number, const SourcePanel& source, int64_t cols, uint8_t* out) {
   const Format f = format_of(number);
   uint8_t code[kUnit][kLanes] = {};
@@ -128,6 +137,7 @@ void pack_spans(int32_t number, const SourcePanel& source, int64_t cols, uint8_t
     write_unit(f, code, out + unit * 64 * f.low_bits, nullptr);
   }
   write_span_scales(number, source, cols, out);
+  if (has_row_sums(number)) write_row_sums(number, source, cols, out);
 }
 
 void pack_panel(int32_t format, const SourcePanel& source, int64_t cols, uint8_t* out) {

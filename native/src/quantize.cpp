@@ -6,9 +6,11 @@
 //         to them by least squares, twice; the choice with the least squared error is kept. Ranges narrower than the
 //         block's cut off its extremes, which pays where few numbers are far out.
 //   e4m3  one scale a row: largest |x| / 448, codes to nearest.
+//   int8  of a rotated row (code_row.h) one scale: largest |y| / 127, codes y * (127 / largest |y|) to nearest.
 #include <math.h>
 #include <string.h>
 
+#include "code_row.h"
 #include "formats.h"
 #include "linear_codes.h"
 #include "octavo/abi.h"
@@ -340,6 +342,29 @@ void write_e4m3_row(int32_t format, const uint8_t* row, int64_t cols, uint8_t* o
   memcpy(out + cols, &scale, sizeof scale);
 }
 
+constexpr int32_t kInt8Rows =
+    OCTAVO_INT8 + OCTAVO_SCALE_F32 * OCTAVO_SCALE_TYPE + OCTAVO_WHOLE_ROW * OCTAVO_SPAN + OCTAVO_ROTATED;
+
+// Codes, then the scale. y: [cols], memory.
+void write_int8_row(int32_t format, const uint8_t* row, int64_t cols, float* y, uint8_t* out) {
+  for (int64_t k = 0; k < cols; k += kUnit) {
+    const Block x = read_block(format, row, k);
+    store(y + k, x.low);
+    store(y + k + kLanes, x.high);
+  }
+  rotate_row(y, cols, y);
+  Vec16 most16 = zero();
+  for (int64_t k = 0; k < cols; k += kLanes) most16 = max(most16, absolute(load(y + k)));
+  const float most = largest(most16), scale = most > 0.0f ? most / 127.0f : 1.0f;
+  const Vec16 inverse = set1(most > 0.0f ? 127.0f / most : 0.0f), limit = set1(127.0f);
+  for (int64_t k = 0; k < cols; k += kLanes) {
+    float codes[kLanes];
+    store(codes, max(min(round_int(load(y + k) * inverse), limit), zero() - limit));
+    for (int i = 0; i < kLanes; ++i) out[k + i] = static_cast<uint8_t>(static_cast<int32_t>(codes[i]));
+  }
+  memcpy(out + cols, &scale, sizeof scale);
+}
+
 } // namespace
 } // namespace octavo
 
@@ -347,20 +372,26 @@ int32_t octavo_quantize(void* team, int32_t format, const void* source, int64_t 
                         void* blocks) {
   using namespace octavo;
   const Format from = format_of(format), to = format_of(target);
-  if (!from.known() || !from.dense() || (target != OCTAVO_Q8_0 && target != OCTAVO_Q4_1 && target != kE4m3Rows))
-    return -1;
+  const bool of_rows = target == kE4m3Rows || target == kInt8Rows;
+  if (!from.known() || !from.dense() || (target != OCTAVO_Q8_0 && target != OCTAVO_Q4_1 && !of_rows)) return -1;
   if (cols % to.block) return -2;
   const int64_t row_bytes = cols * from.source_bytes, count = cols / to.block;
-  static_cast<Team*>(team)->parallel_ranges(rows, 65536 / cols + 1, [&](int64_t begin, int64_t end, int) {
+  auto& threads = *static_cast<Team*>(team);
+  threads.parallel_ranges(rows, 65536 / cols + 1, [&](int64_t begin, int64_t end, int thread) {
     const uint8_t* first = static_cast<const uint8_t*>(source) + begin * row_bytes;
     uint8_t* out = static_cast<uint8_t*>(blocks);
     if (target == OCTAVO_Q4_1)
       return write_q4_1_blocks(format, first, (end - begin) * count, out + begin * count * to.source_bytes);
     if (target == OCTAVO_Q8_0)
       return write_q8_0_blocks(format, first, (end - begin) * count, out + begin * count * to.source_bytes);
-    for (int64_t row = begin; row < end; ++row)
-      write_e4m3_row(format, static_cast<const uint8_t*>(source) + row * row_bytes, cols,
-                     out + row * source_row_bytes(target, cols));
+    for (int64_t row = begin; row < end; ++row) {
+      const uint8_t* from_row = static_cast<const uint8_t*>(source) + row * row_bytes;
+      uint8_t* to_row = out + row * source_row_bytes(target, cols);
+      if (target == kE4m3Rows)
+        write_e4m3_row(format, from_row, cols, to_row);
+      else
+        write_int8_row(format, from_row, cols, threads.scratch(thread, static_cast<size_t>(cols)), to_row);
+    }
   });
   return 0;
 }

@@ -21,6 +21,7 @@ SPAN_CODES = {"int4": (4, False), "int4z": (4, True), "int8": (8, False), "int8z
 # Types of scales, in bytes. shared: a float32 that every 16 rows from a multiple of 16 on have in common.
 SCALE_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "shared": 4}
 SPAN_INPUTS = (32, 64, 128)
+ROTATED = 64  # inputs that are rotated together
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,15 @@ class Spans:
     """How codes along a row share scales. A stored row is its codes, its scales, then its zero points, a byte each.
 
     codes: one of SPAN_CODES. inputs: that share a scale; 0: all of a row. ordered: the columns are permuted, and the
-    tensor says which input each belongs to.
+    tensor says which input each belongs to. rotated: codes are those of rows times a Hadamard matrix for each ROTATED
+    inputs (span_rows.rotate), never both.
     """
 
     codes: str
     inputs: int
     scale: str
     ordered: bool = False
+    rotated: bool = False
 
     @property
     def bits(self) -> int:
@@ -55,7 +58,7 @@ class Spans:
     def name(self) -> str:
         """As formats are called."""
         span = f"g{self.inputs}" if self.inputs else "row"
-        return f"{self.codes}_{span}_{self.scale}{'_ordered' if self.ordered else ''}"
+        return f"{self.codes}_{span}_{self.scale}{'_ordered' if self.ordered else '_rotated' if self.rotated else ''}"
 
     def count(self, columns: int) -> int:
         """Spans of a row."""
@@ -87,14 +90,17 @@ class Format:
 
 def _span_formats() -> Iterator[Format]:
     """Every combination there is a kernel for."""
-    for codes, (bits, zeros) in SPAN_CODES.items():
+    for codes, (_, zeros) in SPAN_CODES.items():
         for inputs, scale, ordered in product((*SPAN_INPUTS, 0), SCALE_BYTES, (False, True)):
             if (scale == "shared" and zeros) or (ordered and not inputs):
                 continue
-            spans = Spans(codes, inputs, scale, ordered)
-            elements = inputs or SPAN_INPUTS[0]
-            block_bytes = elements * bits // 8 + (spans.bytes if inputs else 0)
-            yield Format(spans.name, -1, elements, block_bytes, "block", (), spans)
+            yield _span_format(Spans(codes, inputs, scale, ordered), inputs or SPAN_INPUTS[0])
+    yield _span_format(Spans("int8", 0, "f32", rotated=True), ROTATED)
+
+
+def _span_format(spans: Spans, elements: int) -> Format:
+    block_bytes = elements * spans.bits // 8 + (spans.bytes if spans.inputs else 0)
+    return Format(spans.name, -1, elements, block_bytes, "block", (), spans)
 
 
 _TABLE = (

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from octavo.ops.weight import StoredTensor
 from octavo.quantization.format import FORMATS
 from octavo.quantization.gguf_blocks import dequantize
-from octavo.quantization.span_rows import E4M3_LARGEST, e4m3_codes, write_rows
+from octavo.quantization.span_rows import E4M3_LARGEST, e4m3_codes, rotate, write_rows
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]  # [blocks, bytes of a block]
@@ -19,10 +19,11 @@ Codes = NDArray[np.uint8]  # [blocks, bytes of a block]
 # What --quantization means: the format of the layers' matrices, and of the embedding and the head, whose errors reach
 # the logits without anything to level them.
 SCHEMES: dict[str, tuple[str, str]] = {
-    "int8": ("q8_0", "q8_0"),
+    "int8": ("int8_row_f32_rotated", "int8_row_f32_rotated"),
     "int4": ("q4_1", "q8_0"),
     "fp8": ("e4m3_row_f32", "e4m3_row_f32"),
 }
+_NARROW = {"int8_row_f32_rotated": "q8_0"}  # what widths that do not fit take instead
 # Ranges that are tried for a block of q4_1, as shares of its own: narrower ones cut off its extremes.
 _RANGES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7)
 _FITS = 2  # times that d and m are fitted to the codes
@@ -38,6 +39,8 @@ def target_format(scheme: str, name: str, columns: int) -> str | None:
     """
     inside, outside = SCHEMES[scheme]
     target = inside if name.startswith("layers.") else outside
+    if columns % FORMATS[target].elements:
+        target = _NARROW.get(target, target)
     return None if columns % FORMATS[target].elements else target
 
 
@@ -46,6 +49,8 @@ def quantize(stored: StoredTensor, target: str) -> StoredTensor:
     floats = dequantize(stored.format, stored.data, stored.shape)
     if target == "e4m3_row_f32":
         return StoredTensor(stored.name, target, stored.shape, _e4m3(floats).reshape(-1))
+    if target == "int8_row_f32_rotated":
+        return StoredTensor(stored.name, target, stored.shape, _int8(rotate(floats)).reshape(-1))
     values = floats.reshape(-1, FORMATS[target].elements)
     write = _WRITERS[target]
     parts = [write(values[start : start + _CHUNK]) for start in range(0, len(values), _CHUNK)]
@@ -66,6 +71,15 @@ def _e4m3(values: Floats) -> Codes:
     largest = np.abs(values).max(axis=1)
     scales = np.where(largest > 0, largest / E4M3_LARGEST, np.float32(1)).astype(np.float32)[:, None]
     return write_rows(e4m3_codes(np.clip(values / scales, -E4M3_LARGEST, E4M3_LARGEST)), scales, None)
+
+
+def _int8(turned: Floats) -> Codes:
+    """[rows, columns], rotated -> signed codes, then f32 scale = largest / 127."""
+    largest = np.abs(turned).max(axis=1, keepdims=True)
+    scales = np.where(largest > 0, largest / np.float32(127), np.float32(1)).astype(np.float32)
+    inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
+    codes = np.clip(np.rint(turned * inverse), -127, 127).astype(np.int8)
+    return write_rows(codes.view(np.uint8), scales, None)
 
 
 def _q4_1(values: Floats) -> Codes:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.quantization.format import Format, Spans
+from octavo.quantization.format import ROTATED, Format, Spans
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -71,14 +71,30 @@ def scale_values(scale: str, raw: NDArray[Any]) -> Floats:
 
 
 def values(format: Format, data: Bytes, shape: tuple[int, ...]) -> Floats:
-    """The float32 values of stored rows, column by column as stored: scale * (code - zero point), rounded once."""
+    """The float32 values of stored rows, column by column as stored: scale * (code - zero point), rounded once; then
+    rotated back."""
     spans = _spans(format)
     packed, scales, zeros = _split(format, spans, data, shape[-1])
     numbers = value_of_codes(spans.codes, unpack_codes(packed, spans.bits)).reshape(*scales.shape, -1)
     if zeros is not None:
         points = zeros.view(np.int8) if spans.bits == 8 else zeros
         numbers -= points.astype(np.float32)[:, :, None]
-    return (numbers * scales[:, :, None]).reshape(shape)
+    read = (numbers * scales[:, :, None]).reshape(shape)
+    return rotate(read) if spans.rotated else read
+
+
+def rotate(values: Floats) -> Floats:
+    """[rows, columns] times H / 8 for each ROTATED columns, H Sylvester's Hadamard matrix: its own inverse.
+
+    Butterflies of elements that are half, a quarter, ... of ROTATED apart, in the order of native/src/simd/hadamard.h.
+    """
+    turned = np.array(values, np.float32)
+    half = ROTATED // 2
+    while half:
+        pairs = turned.reshape(-1, 2, half)
+        turned = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1)
+        half //= 2
+    return (turned * np.float32(ROTATED**-0.5)).reshape(values.shape)
 
 
 def in_order(values: Floats, order: NDArray[np.int32] | None) -> Floats:

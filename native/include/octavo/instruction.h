@@ -26,7 +26,8 @@ enum OctavoFormat {
   OCTAVO_IQ4_NL = 13,
   OCTAVO_MXFP4 = 14,
   /* Of quantized safetensors checkpoints. What shares a scale, and what a scale is, are told by the bits above 255:
-   * the number is one of these + OCTAVO_SCALE_TYPE * OctavoScaleType + OCTAVO_SPAN * span + OCTAVO_ORDERED, where
+   * the number is one of these + OCTAVO_SCALE_TYPE * OctavoScaleType + OCTAVO_SPAN * span + OCTAVO_ORDERED or
+   * OCTAVO_ROTATED, where
    * 32 << span inputs share a scale, with span OCTAVO_WHOLE_ROW all of a row. A source row is: its codes (of 4 bits the
    * even input's first, in the low half), its scales, its zero points (a byte each). */
   OCTAVO_INT4 = 15,  /* scale * (code - 8) */
@@ -41,6 +42,9 @@ enum OctavoFormat {
 #define OCTAVO_WHOLE_ROW 15
 /* Inputs are taken in another order: behind the panels stand int32 [cols], which input each column belongs to. */
 #define OCTAVO_ORDERED 65536
+/* Codes are those of rows times H / 8 for each 64 inputs, H Sylvester's Hadamard matrix: inputs are turned likewise before
+ * they meet them. Integers in some order are not ordered, too. */
+#define OCTAVO_ROTATED 131072
 
 enum OctavoScaleType {
   OCTAVO_SCALE_F16 = 0,

@@ -249,10 +249,11 @@ STRUCTS: tuple[type[ctypes.Structure], ...] = (
 SAMPLING_RECORD = cast("np.dtype[np.void]", np.dtype(OctavoSampling))
 
 
-# Of formats with spans, as the header's macros OCTAVO_SCALE_TYPE, OCTAVO_SPAN, OCTAVO_WHOLE_ROW and OCTAVO_ORDERED.
-SCALE_TYPE, SPAN, WHOLE_ROW, ORDERED = 256, 4096, 15, 65536
+# Of formats with spans, as the header's macros OCTAVO_SCALE_TYPE, OCTAVO_SPAN, OCTAVO_WHOLE_ROW, OCTAVO_ORDERED and
+# OCTAVO_ROTATED.
+SCALE_TYPE, SPAN, WHOLE_ROW, ORDERED, ROTATED = 256, 4096, 15, 65536, 131072
 _SPANS = {"g32": 0, "g64": 1, "g128": 2, "g256": 3, "g512": 4, "g1024": 5, "row": WHOLE_ROW}
-_SPAN_NAME = re.compile(r"(int4z?|int8z?|e4m3)_(g\d+|row)_(f16|bf16|f32|shared)(_ordered)?")
+_SPAN_NAME = re.compile(r"(int4z?|int8z?|e4m3)_(g\d+|row)_(f16|bf16|f32|shared)(_ordered|_rotated)?")
 
 
 def format_code(name: str) -> int | None:
@@ -261,11 +262,11 @@ def format_code(name: str) -> int | None:
     if spans is None:
         code = Format.__members__.get(name.upper())
         return None if code is None or code >= Format.INT4 else code.value
-    codes, span, scale, ordered = spans.groups()
+    codes, span, scale, turned = spans.groups()
     if span not in _SPANS:
         return None
     number = Format[codes.upper()] + SCALE_TYPE * ScaleType[scale.upper()] + SPAN * _SPANS[span]
-    return number + (ORDERED if ordered else 0)
+    return number + {"_ordered": ORDERED, "_rotated": ROTATED}.get(turned or "", 0)
 
 
 # How keys and values may be kept, by the configuration's names.

@@ -1,0 +1,26 @@
+// One row of inputs as signed bytes with one scale for all of it: what meets weights with one scale a row.
+//
+// y = H x for each 64 inputs where the weights are rotated (simd/hadamard.h; H / 8 is orthonormal), else y = x.
+// code = y * (127 / largest |y|) to the nearest integer, ties to even; scale = largest |y| / 127, with a rotation / 8,
+// so that H / 8 x = scale * code. A row that holds a NaN or an infinity has the scale NaN, so that its results show it.
+// Outliers would take the precision of the whole row: the rotation spreads each over 64 numbers.
+#pragma once
+#include <stdint.h>
+
+namespace octavo {
+
+// Where a row's codes go: runs of kCodeRun inputs, run_stride bytes apart, each in the order of linear_quantize.h.
+struct RowCodes {
+  uint8_t* codes;
+  int64_t run_stride;
+  uint8_t raise; // 128: code + 128, unsigned
+};
+
+// x: [cols], a multiple of 32, with a rotation of kRotated. turned: [cols], written with a rotation only; it may be x.
+// Returns the scale.
+float code_row(const float* x, int64_t cols, bool rotated, float* turned, const RowCodes& to);
+
+// out = H x / 8 for each 64 inputs; it may be x.
+void rotate_row(const float* x, int64_t cols, float* out);
+
+} // namespace octavo
