@@ -15,7 +15,12 @@ from octavo.kernels.cpu.structs import Coding, Format, format_code
 from octavo.ops.weight import PackedWeight, Segment
 
 DENSE = ("f32", "f16", "bf16")
-_SPANS = ("int4z_g128_f16", "int8_row_f32", "e4m3_row_f32")  # of quantized checkpoints: one of each kind
+_SPANS = (
+    "int4z_g128_f16",
+    "int8_row_f32",
+    "int8_row_f32_rotated",
+    "e4m3_row_f32",
+)  # of quantized checkpoints: one of each kind
 FORMATS = (*(code.name.lower() for code in Format if code < Format.INT4), *_SPANS)
 # f16 numbers in a block of each format; the rest of a block may be any bits.
 HALVES = {
@@ -25,7 +30,7 @@ HALVES = {
 }  # fmt: skip
 COMPUTE = ("exact", "int16", "int8")
 _SUPERBLOCK = 256
-_SCALE_BYTES = {"int8_row_f32": 4, "e4m3_row_f32": 4}  # of a row
+_SCALE_BYTES = {"int8_row_f32": 4, "int8_row_f32_rotated": 4, "e4m3_row_f32": 4}  # of a row
 _EXPONENT = 121  # of MXFP4's scale: 2^-6
 
 

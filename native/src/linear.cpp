@@ -9,6 +9,7 @@
 #include "linear_gather.h"
 #include "linear_kernels.h"
 #include "linear_prepare.h"
+#include "linear_strips.h"
 #include "simd/vec.h"
 #include "upcoming.h"
 
@@ -58,28 +59,6 @@ void finish_row(const Product& product, const OctavoSegment& segment, int64_t fi
 }
 
 // --- few rows: memory sets the pace, so each thread takes one run of all panels, and codes are not written out ---
-
-// Of a product's panels, counted through its segments.
-struct PanelAt {
-  int segment;
-  int64_t panel;        // in the segment
-  int64_t first_output; // the column of the segment's first row
-};
-
-int64_t all_panels(const OctavoSegment* segments, int count) {
-  int64_t panels = 0;
-  for (int s = 0; s < count; ++s) panels += panel_count(segments[s].rows);
-  return panels;
-}
-
-PanelAt locate(const OctavoSegment* segments, int64_t panel) {
-  PanelAt at{0, panel, 0};
-  for (int64_t here; at.panel >= (here = panel_count(segments[at.segment].rows)); ++at.segment) {
-    at.panel -= here;
-    at.first_output += segments[at.segment].rows;
-  }
-  return at;
-}
 
 // Panels that are read one after the other, as what follows other ones.
 struct Following {
@@ -156,30 +135,6 @@ void few_rows(Team& team, const Product& product) {
 }
 
 // --- many rows: a task is one strip of panels for one block of rows ---
-
-// Strips of `widest` panels, then of fewer for what is left.
-int64_t strip_count(int64_t panels, int widest) {
-  int64_t count = panels / widest;
-  for (int64_t left = panels % widest; left; left &= left - 1) ++count;
-  return count;
-}
-
-struct StripRange {
-  int64_t panel;
-  int panels;
-};
-
-StripRange strip_of(int64_t panels, int widest, int64_t index) {
-  int64_t panel = panels / widest * widest;
-  if (index < panels / widest) return {index * widest, widest};
-  int64_t after = index - panels / widest;
-  for (int size = widest / 2; size; size /= 2) {
-    if (!((panels - panel) & size)) continue;
-    if (after-- == 0) return {panel, size};
-    panel += size;
-  }
-  return {panels, 0};
-}
 
 // Of a segment that is no matter of dense_rows() or all_rows().
 int64_t strips_of(const Product& product, int s, int widest) {
@@ -260,6 +215,8 @@ void run_strip(Team& team, int thread, const Product& product, int widest, int64
 
 constexpr int64_t kNearInputs = 1 << 20; // that the second level keeps while strips go by
 constexpr int64_t kLeastShare = 24; // rows that are worth preparing a strip for: a thread keeps to its share of them
+constexpr int64_t kQuadsAThread = 12;
+constexpr int64_t kReadingRows = 128; // with more of them computing sets the pace
 
 // Panels of a segment that are a quad's; gates have as many others beside them.
 int64_t quad_panels(const Product& product) { return product.gating ? kAllPanels / 2 : kAllPanels; }
@@ -267,6 +224,18 @@ int64_t quad_panels(const Product& product) { return product.gating ? kAllPanels
 int64_t quads_of(const Product& product, const OctavoSegment& segment) {
   const bool all = linear_kernel(segment.format, product.coding).all != nullptr;
   return all ? (panel_count(segment.rows) + quad_panels(product) - 1) / quad_panels(product) : 0;
+}
+
+bool is_bound_by_reading(const Product& product) {
+  return product.coding == Coding::rows && product.rows <= kReadingRows;
+}
+
+// A thread's last strip of a product: the next one's first.
+void fetch_after(const OctavoInstruction& after, int64_t quad, Strip& strip) {
+  const OctavoSegment& segment = *static_cast<const OctavoSegment*>(after.p[0]);
+  const Strip next = strip_at(segment, quad * kAllPanels < panel_count(segment.rows) ? quad * kAllPanels : 0);
+  strip.next = next.panels;
+  strip.next_layout = next.layout;
 }
 
 // quad: up to four panels. further: how many after this one the thread's next task likely is.
@@ -283,8 +252,14 @@ void run_quad(Team& team, int thread, const Product& product, int64_t quad, int6
   const int64_t most = quad_panels(product), panel = quad * most, left = panel_count(segment.rows) - panel;
   const int own = static_cast<int>(left < most ? left : most), panels = product.gating ? 2 * own : own;
   Strip strip = strip_at(segment, panel);
-  if (further && left >= (further + 1) * most) strip.next = strip.panels + further * most * strip.layout.bytes;
+  strip.next_layout = strip.layout;
   if (product.gating) strip.apart = product.gating->apart();
+  if (further && left >= (further + 1) * most) {
+    strip.next = strip.panels + further * most * strip.layout.bytes;
+    strip.next_apart = strip.apart;
+  } else if (is_bound_by_reading(product) && product.after && s + 1 == product.segment_count) {
+    fetch_after(*product.after, further == 1 ? 0 : thread, strip);
+  }
   const int64_t column = first_output + panel * kLanes, at = row * product.width + column;
   Results results{};
   results.out = product.out + at;
@@ -302,7 +277,9 @@ void all_rows(Team& team, const Product& product) {
   for (int s = 0; s < product.segment_count; ++s) quads += quads_of(product, product.segments[s]);
   if (quads == 0) return;
   const int64_t most = product.rows / kLeastShare;
-  const int64_t shares = most < 1 ? 1 : most < team.threads() ? most : team.threads();
+  // Of few rows strips are read by one thread each where they need no preparation and can be shared evenly.
+  const bool once = is_bound_by_reading(product) && quads >= kQuadsAThread * team.threads();
+  const int64_t shares = once || most < 1 ? 1 : most < team.threads() ? most : team.threads();
   const int64_t blocks = (product.rows * product.in.cols + shares * kNearInputs - 1) / (shares * kNearInputs);
   team.parallel_shares(shares, blocks * quads, [&](int64_t share, int64_t index, int thread) {
     const int64_t block = share * blocks + index / quads, row = block * product.rows / (shares * blocks);

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "linear_byte_rows.h"
 #if defined(OCTAVO_VARIANT_AMX)
 #include "linear_rows_registers.h"
 #else
@@ -69,27 +70,57 @@ void write_row(const int32_t* sums, const float* scales, float input_scale, int 
   }
 }
 
+// sums: [rows][panels][16] of rows from `first` on
+void write_rows(const int32_t* sums, const float* scales, const float* input_scales, int64_t first, int rows, int panels,
+                const Results& to) {
+  if (!to.gating) {
+    for (int r = 0; r < rows; ++r) {
+      const int64_t at = (first + r) * to.stride;
+      const float* residual = to.residual ? to.residual + at : nullptr;
+      write_row(sums + r * panels * kLanes, scales, input_scales[r], panels, residual, to, to.out + at);
+    }
+    return;
+  }
+  alignas(64) float totals[kRowTileRows * kAllPanels * kLanes];
+  for (int i = 0; i < rows * panels; ++i) {
+    const Int16 sum = load_words(reinterpret_cast<const uint8_t*>(sums + i * kLanes));
+    store(totals + i * kLanes, close_row(sum, load(scales + i % panels * kLanes), input_scales[i / panels]));
+  }
+  write_results(to, first, rows, panels, totals);
+}
+
+// Tile `index` of `tiles` fetches its part of the strip that comes next; with gates first those, then the others.
+void set_ahead(const Strip& strip, int panels, int64_t index, int64_t tiles, RowTile& tile) {
+  if (!strip.next) return;
+  const int64_t parts = strip.next_apart ? 2 : 1, bytes = panels / parts * strip.next_layout.bytes;
+  const int64_t part = index * parts / tiles, own = (tiles + parts - 1) / parts; // tiles of a part
+  const int64_t turns = own * tile.units;
+  tile.ahead_lines = ((bytes + 63) / 64 + turns - 1) / turns;
+  const uint8_t* first = strip.next + part * strip.next_apart;
+  tile.ahead = first + (index - (part * tiles + parts - 1) / parts) * tile.units * tile.ahead_lines * 64;
+  tile.ahead_end = first + bytes;
+}
+
 void all_rows_of_strip(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int64_t rows,
                        const Results& results, float*) {
   alignas(64) float scales[kAllPanels * kLanes];
   alignas(64) int32_t starts[kAllPanels * kLanes], sums[kRowTileRows * kAllPanels * kLanes];
   for (int p = 0; p < panels; ++p) {
-    const uint8_t* panel = strip.panels + p * strip.layout.bytes;
+    const uint8_t* panel = strip.panel(p);
     store(scales + p * kLanes, load_span_scales(panel, strip.layout, 0));
     store_words(reinterpret_cast<uint8_t*>(starts + p * kLanes), row_start(panel, strip.layout));
   }
   RowTile tile{};
   tile.codes = strip.panels;
-  tile.panel_stride = strip.layout.bytes;
+  tile.panel_stride = strip.apart ? strip.apart : strip.layout.bytes;
+  tile.pair_stride = strip.apart ? strip.layout.bytes : 2 * strip.layout.bytes;
   tile.starts = starts;
   tile.inputs = in.coded.codes + row * kCodeRun;
   tile.run_stride = in.layout.rows * kCodeRun;
   tile.units = in.cols / kUnit;
-  const int64_t tiles = (rows + kRowTileRows - 1) / kRowTileRows;
-  tile.ahead = strip.next;
-  tile.ahead_end = strip.next ? strip.next + panels * strip.layout.bytes : nullptr;
-  tile.ahead_lines = ((tile.ahead_end - tile.ahead + 63) / 64 + tiles * tile.units - 1) / (tiles * tile.units);
   tile.result_stride = results.stride;
+  tile.result_panels = results.gating ? panels / 2 : panels;
+  const int64_t tiles = (rows + kRowTileRows - 1) / kRowTileRows;
   with_registers([&](auto& registers) {
     for (int64_t index = 0; index < tiles; ++index) {
       const int64_t first = index * rows / tiles;
@@ -97,13 +128,9 @@ void all_rows_of_strip(const Strip& strip, int panels, const LinearInputs& in, i
       RowTile from = tile;
       from.inputs += first * kCodeRun;
       from.results = results.out + first * results.stride;
+      set_ahead(strip, panels, index, tiles, from);
       add_tile(registers, from, count, panels, sums);
-      tile.ahead += tile.units * tile.ahead_lines * 64;
-      for (int r = 0; r < count; ++r) {
-        const int64_t at = (first + r) * results.stride;
-        write_row(sums + r * panels * kLanes, scales, in.coded.scales[row + first + r], panels,
-                  results.residual ? results.residual + at : nullptr, results, results.out + at);
-      }
+      write_rows(sums, scales, in.coded.scales + row + first, first, count, panels, results);
     }
   });
 }

@@ -40,8 +40,8 @@ inline Int16 row_start(const uint8_t* panel, const PanelLayout& at) {
 }
 
 struct RowTile {
-  const uint8_t* codes; // [units][8][64] of a panel; panels panel_stride apart
-  int64_t panel_stride;
+  const uint8_t* codes; // [units][8][64] of a panel: the second panel_stride behind the first, the next two pair_stride
+  int64_t panel_stride, pair_stride;
   const int32_t* starts; // [panels][16]
   const uint8_t* inputs; // of a run of a row; rows kCodeRun apart, runs run_stride
   int64_t run_stride;
@@ -50,6 +50,9 @@ struct RowTile {
   int64_t ahead_lines;              // of it, fetched a unit
   const float* results;             // where the rows' results will be written, result_stride apart
   int64_t result_stride;
+  int result_panels; // that will be written there
+
+  const uint8_t* panel(int p) const { return codes + p / 2 * pair_stride + p % 2 * panel_stride; }
 };
 
 // By name, for compilers that are not told of the instruction would fetch for reading; whatever has AVX-512 has it.

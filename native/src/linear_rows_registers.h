@@ -79,7 +79,7 @@ void add_tile(Registers& tiles, RowTile tile, int rows, int panels, int32_t* sum
   for (int64_t line = 0; line < lines && tile.ahead < tile.ahead_end; ++line, tile.ahead += 64)
     __builtin_prefetch(tile.ahead, 0, 2);
   for (int r = 0; r < rows; ++r) memcpy(sums + r * lanes, tile.starts, static_cast<size_t>(lanes) * sizeof *sums);
-  for (int panel = 0; panel < panels; panel += 2, tile.codes += 2 * tile.panel_stride) {
+  for (int panel = 0; panel < panels; panel += 2, tile.codes += tile.pair_stride) {
     if (panel + 1 < panels)
       RowRegisters<2, Registers>(tiles, tile, rows).run(lanes, sums + panel * kLanes);
     else

@@ -55,7 +55,8 @@ private:
   OCTAVO_INLINE void fetch(int64_t unit) {
     if (unit < Rows)
 #pragma GCC unroll 4
-      for (int p = 0; p < Panels; ++p) fetch_for_writing(t_.results + unit * t_.result_stride + p * kLanes);
+      for (int p = 0; p < Panels; ++p)
+        if (p < t_.result_panels) fetch_for_writing(t_.results + unit * t_.result_stride + p * kLanes);
     for (int64_t line = 0; line < t_.ahead_lines && t_.ahead < t_.ahead_end; ++line, t_.ahead += 64)
       __builtin_prefetch(t_.ahead, 0, 2);
   }
@@ -64,7 +65,7 @@ private:
   template <int Step> OCTAVO_INLINE void add(const uint8_t* inputs, Sums& sum) {
     Int16 codes[Panels];
 #pragma GCC unroll 4
-    for (int p = 0; p < Panels; ++p) codes[p] = load_once(t_.codes + p * t_.panel_stride + Step * 64);
+    for (int p = 0; p < Panels; ++p) codes[p] = load_once(t_.panel(p) + Step * 64);
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
       int32_t four;
@@ -108,14 +109,16 @@ template <class Body> void with_registers(Body&& body) {
 }
 
 // sums: [rows][panels][16] of at most kRowTileRows rows and kAllPanels panels
-inline void add_tile(NoRegisters&, RowTile tile, int rows, int panels, int32_t* sums) {
+inline void add_tile(NoRegisters&, const RowTile& all, int rows, int panels, int32_t* sums) {
+  RowTile tile = all;
   const int64_t lanes = panels * kLanes;
   for (int panel = 0; panel < panels; panel += kRowTilePanels) {
     const int count = panels - panel < kRowTilePanels ? panels - panel : kRowTilePanels;
     add_panels<kRowTilePanels>(tile, rows, count, lanes, sums + panel * kLanes);
-    tile.codes += kRowTilePanels * tile.panel_stride;
+    tile.codes = all.panel(panel + kRowTilePanels);
     tile.starts += kRowTilePanels * kLanes;
     tile.results += kRowTilePanels * kLanes;
+    tile.result_panels -= kRowTilePanels;
     tile.ahead_lines = 0; // once a row's tile
   }
 }

@@ -8,7 +8,7 @@ import torch
 from octavo.ops.weight import StoredTensor
 from octavo.quantization.format import FORMATS
 
-SPAN_FORMATS = tuple(name for name, format in FORMATS.items() if format.spans is not None)
+SPAN_FORMATS = tuple(name for name, format in FORMATS.items() if format.spans is not None and not format.spans.rotated)
 _SCALES = {"f16": np.float16, "f32": np.float32, "shared": np.float32}
 
 
@@ -23,7 +23,7 @@ class Matrix:
 def random_spans(name, rows, cols, seed=0):
     """Every code at random (of E4M3 all but the NaNs), scales of either sign and unlike sizes."""
     spans = FORMATS[name].spans
-    rng = np.random.default_rng([seed, rows, cols, SPAN_FORMATS.index(name)])
+    rng = np.random.default_rng([seed, rows, cols, SPAN_FORMATS.index(name.removesuffix("_rotated"))])
     count = cols // spans.inputs if spans.inputs else 1
     scales = rng.uniform(0.002, 0.05, (rows, count)) * rng.choice([-1, 1], (rows, count))
     if spans.scale == "shared":
@@ -51,8 +51,18 @@ def random_spans(name, rows, cols, seed=0):
         for column, given in enumerate(order):
             placed[:, given] = values[:, column]
         values = placed
+    if spans.rotated:
+        values = (values.reshape(rows, -1, 64).astype(np.float64) @ _hadamard(64) / 8).reshape(rows, cols)
     data = np.concatenate(parts, axis=1).reshape(-1)
     return Matrix(StoredTensor("weight", name, (rows, cols), data, order=order), values)
+
+
+def _hadamard(size):
+    """Sylvester's."""
+    made = np.ones((1, 1))
+    while len(made) < size:
+        made = np.block([[made, made], [made, -made]])
+    return made
 
 
 def _scales(scales, kind):

@@ -38,11 +38,12 @@ def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
         yield made
 
 
-def rounded(x: Floats, coding: Coding) -> Floats:
-    """x as codes times the scale of their span: what linear_quantize.h says."""
+def rounded(x: Floats, coding: Coding, span: int = 0) -> Floats:
+    """x as codes times the scale of their span, or of `span` inputs: what linear_quantize.h says."""
+    span = span or SPAN[coding]
     largest, parts = np.float32(LARGEST[coding]), []
-    for start in range(0, x.shape[1], SPAN[coding]):
-        part = x[:, start : start + SPAN[coding]]
+    for start in range(0, x.shape[1], span):
+        part = x[:, start : start + span]
         most = np.abs(part).max(axis=1, keepdims=True)
         inverse = np.divide(largest, most, out=np.zeros_like(most), where=most > 0)
         parts.append(np.rint(part * inverse) * (most / largest))

@@ -273,7 +273,7 @@ def _everything(isa):
         name = f"linear in {coding.name.lower()}-{format}"
         yield name, 2e-5, lambda format=format, coding=coding: _product(_matrices(format, 1), coding, isa)
         yield f"heads {name}", 2e-5, lambda format=format, coding=coding: _product(_matrices(format, 3), coding, isa)
-    for format, coding in product(SPAN_FORMATS, (Coding.EXACT, Coding.INT8, Coding.INT16)):
+    for format, coding in product((*SPAN_FORMATS, "int8_row_f32_rotated"), (Coding.EXACT, Coding.INT8, Coding.INT16)):
         if not QUANTIZED[format].spans.ordered:  # the order is not part of a file's blocks
             matrix = random_spans(format, 40, 512).stored
             name = f"linear in {coding.name.lower()}-{format}"

@@ -16,6 +16,7 @@ INCLUDE = HERE.parents[1] / "native" / "include"
 ONLY = (
     "linear-q4_k",
     "linear in int8-q8_0",
+    "linear in int8-int8_row_f32_rotated",
     "embed-f32",
     "norm-no gain",
     "attention-qk-norm",

@@ -14,6 +14,7 @@ from tests.conformance.devices import ISAS, library, team
 
 ROWS, COLUMNS = 40, 160
 FP8 = "e4m3_row_f32"
+INT8 = "int8_row_f32_rotated"
 
 
 def weights(seed=0):
@@ -85,6 +86,28 @@ def test_q4_1_is_nearer_than_rounding_between_the_extremes():
     np.testing.assert_array_equal(ours[[0, 6]], 0.0)  # zeros, and equal numbers
 
 
+@pytest.mark.parametrize("format", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_native_code_rotates_rows_and_rounds_them_bit_for_bit(isa, format):
+    tensor = stored(np.ascontiguousarray(weights()[:, :128]), format)
+    native = NativePacker(library(isa), team(isa)).quantize(tensor, INT8)
+    np.testing.assert_array_equal(native.data, quantize(tensor, INT8).data)
+
+
+def test_rows_of_bytes_are_half_a_step_from_their_rotation():
+    values = np.ascontiguousarray(weights()[:, :128])
+    hadamard = np.ones((1, 1))
+    while len(hadamard) < 64:
+        hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
+    turn = np.kron(np.eye(2), hadamard / 8)
+    rounded = quantize(stored(values), INT8)
+    read = dequantize(INT8, rounded.data, values.shape)
+    step = np.abs(values @ turn).max(axis=1, keepdims=True) / 127
+    assert np.all(np.abs((read - values) @ turn) <= 0.501 * step)
+    zeros = quantize(stored(np.zeros((3, 64), np.float32)), INT8)
+    np.testing.assert_array_equal(dequantize(INT8, zeros.data, (3, 64)), 0.0)
+
+
 @pytest.mark.parametrize("format", ["f32", "bf16"])
 @pytest.mark.parametrize("isa", ISAS)
 def test_native_code_rounds_to_8_bit_floats_bit_for_bit(isa, format):
@@ -130,7 +153,10 @@ def test_what_cannot_be_rounded_is_named(isa, target):
 
 
 def test_which_matrix_gets_what():
-    assert target_format("int8", "layers.3.mlp.down", 64) == "q8_0"
+    assert target_format("int8", "layers.3.mlp.down", 64) == INT8
+    assert target_format("int8", "head", 128) == INT8
+    assert target_format("int8", "layers.3.mlp.down", 96) == "q8_0"
+    assert target_format("int8", "layers.3.mlp.down", 100) is None
     assert target_format("int4", "layers.3.mlp.down", 64) == "q4_1"
     assert target_format("int4", "embed", 64) == "q8_0"
     assert target_format("fp8", "layers.0.mixer.qkv", 96) == FP8
