@@ -32,6 +32,9 @@ FORMATS: tuple[tuple[str, ...], ...] = (
     ("q4_0", "q8_0"),  # each with its own kernels
     ("bf16", "q8_0"),
     ("int8_row_f32", "int8_row_f32"),
+    ("int8_row_f32_rotated", "int8_row_f32_rotated"),
+    ("int8_row_f32_rotated",),
+    ("int8_row_f32", "int8_row_f32_rotated"),  # each with its own inputs
     ("int4z_g128_f16", "int4z_g128_f16"),
     ("e4m3_g128_shared", "e4m3_g128_shared"),
     ("int4_g64_bf16_ordered", "int4_g64_bf16_ordered"),
@@ -51,9 +54,8 @@ def weight_of(machine: Machine, formats: Sequence[str], width: int) -> PackedWei
 
 
 def source_of(format: str, rows: int, seed: int) -> StoredTensor:
-    return (
-        random_spans(format, rows, DEPTH, seed).stored if format in SPAN_FORMATS else stored(format, rows, DEPTH, seed)
-    )
+    spans = format in SPAN_FORMATS or format.endswith("_rotated")
+    return random_spans(format, rows, DEPTH, seed).stored if spans else stored(format, rows, DEPTH, seed)
 
 
 def step_of(tokens: int) -> NativeStep:
@@ -127,7 +129,7 @@ def test_gates_of_bf16_keep_numbers_that_its_products_flush(machine: Machine, wa
 
 
 @pytest.mark.parametrize("coding", list(Coding))
-@pytest.mark.parametrize("format", ["bf16", "q8_0"])
+@pytest.mark.parametrize("format", ["bf16", "q8_0", "int8_row_f32_rotated"])
 def test_a_row_that_is_no_number_spoils_no_other(machine: Machine, format: str, coding: Coding) -> None:
     weight = weight_of(machine, (format, format), 48)
     clean = numbers(5, MOST, DEPTH)
