@@ -140,6 +140,7 @@ int64_t no_floats(int64_t, int) { return 0; }
 struct RowKernels {
   template <int Rows, int Panels> static constexpr FewRows kFew = few_rows_of_strip<Rows, Panels>;
   static constexpr ManyRows kMany = nullptr;
+  static constexpr int kMost = kFewRows;
 };
 
 } // namespace

@@ -56,7 +56,7 @@ struct RowTile {
 };
 
 // By name, for compilers that are not told of the instruction would fetch for reading; whatever has AVX-512 has it.
-inline void fetch_for_writing(const float* line) {
+OCTAVO_INLINE void fetch_for_writing(const float* line) {
 #if defined(OCTAVO_ISA_AVX512)
   asm volatile("prefetchw %0" ::"m"(*line));
 #else

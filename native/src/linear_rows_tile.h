@@ -2,9 +2,6 @@
 #pragma once
 #include "linear_rows.h"
 
-// The sums stay in registers only if all that uses them is one function.
-#define OCTAVO_INLINE __attribute__((always_inline)) inline
-
 namespace octavo {
 
 // Rows and panels whose sums fit the registers, with a register a panel for codes and one for inputs.
