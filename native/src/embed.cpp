@@ -61,6 +61,16 @@ float zero_of_span(const Format& f, const PanelLayout& at, const uint8_t* panel,
   return f.low_bits == 8 ? static_cast<float>(static_cast<int8_t>(byte)) : static_cast<float>(byte);
 }
 
+struct Steps {
+  float step, start;
+};
+
+Steps steps_of_unit(int32_t format, const PanelLayout& at, const uint8_t* panel, int64_t unit, int lane) {
+  if (!has_steps(format)) return {1.0f, -zero_of_span(format_of(format), at, panel, unit >> at.shift, lane)};
+  const uint8_t* bytes = panel + at.min + unit * 2 * kLanes + lane;
+  return {static_cast<float>(bytes[0]), static_cast<float>(static_cast<int8_t>(bytes[kLanes]))};
+}
+
 float scale_of_group(const Format& f, const PanelLayout& at, const uint8_t* panel, int64_t group, int lane) {
   if (f.scale == Scale::half) return half_at(panel + at.scale, group, lane);
   const uint8_t byte = panel[at.scale + group * kLanes + lane];
@@ -83,9 +93,10 @@ void span_lane(int32_t format, const uint8_t* panel, int lane, int64_t cols, con
   const PanelLayout at = panel_layout(format, cols);
   for (int64_t group = 0; group < cols / kUnit; ++group) {
     const float scale = span_scale(at, panel, group >> at.shift, lane);
-    const float zero_point = zero_of_span(f, at, panel, group >> at.shift, lane);
+    const Steps steps = steps_of_unit(format, at, panel, group, lane);
     for (int64_t k = group * kUnit; k < (group + 1) * kUnit; ++k) {
-      const float value = value_of_code(f, plane_code(panel + at.low, f.low_bits, k, lane)) - zero_point;
+      const uint32_t code = plane_code(panel + at.low, f.low_bits, k, lane);
+      const float value = value_of_code(f, code) * steps.step + steps.start;
       out[order ? order[k] : k] = scale * value;
     }
   }

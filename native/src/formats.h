@@ -24,7 +24,8 @@ enum class Values { integers, iq4_nl, mxfp4, e4m3 };
 
 // A packed panel is 16 rows, lane by lane. Its planes follow each other, each over all inputs:
 //   dense:  [cols][16] of f32 or f16; bf16 as [cols / 2][16][2]
-//   blocks: low codes, high codes, d, dmin, scales, mins or zero points, sums of codes; those a format lacks take nothing
+//   blocks: low codes, high codes, d, dmin, scales, mins or zero points, sums of codes; those a format lacks take nothing;
+//           of zero points that are steps and starts those of a unit stand together, [2][16]
 // and the panel is padded to 64 bytes. In a unit of 32 inputs the codes stand so:
 //   8 bits  [4][2][16] words, input k of 8 at byte k / 2 of word k % 2
 //   4 bits  [4][16] words, input k of 8 at bit 4 k
@@ -72,6 +73,15 @@ constexpr Format span_format(int32_t number, int bits, bool zeros, int offset, V
   return known ? Format{block, block * bits / 8, bits, 0, kUnit, Scale::span, zeros, offset, values} : Format{};
 }
 
+// Kernels are made for the bare number.
+constexpr Format stepped_format(int32_t number) {
+  const bool whole = span_of(number) == OCTAVO_WHOLE_ROW && scale_type_of(number) == OCTAVO_SCALE_F32;
+  const bool known = number == OCTAVO_INT4S || (whole && !is_ordered(number));
+  return known ? span_format(number, 4, true, 0, Values::integers) : Format{};
+}
+// Whether each unit has a step and a start that make bytes of its codes.
+constexpr bool has_steps(int32_t number) { return base_of(number) == OCTAVO_INT4S; }
+
 constexpr Format format_of(int32_t number) {
   switch (base_of(number)) {
   case OCTAVO_INT4: return span_format(number, 4, false, 8, Values::integers);
@@ -79,6 +89,7 @@ constexpr Format format_of(int32_t number) {
   case OCTAVO_INT8: return span_format(number, 8, false, 0, Values::integers);
   case OCTAVO_INT8Z: return span_format(number, 8, true, 0, Values::integers);
   case OCTAVO_E4M3: return span_format(number, 8, false, 0, Values::e4m3);
+  case OCTAVO_INT4S: return stepped_format(number);
   default: break;
   }
   switch (number) {
@@ -109,7 +120,7 @@ constexpr float kMxfp4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8
 // Signed bytes with one scale a row: they meet inputs with one scale a row, see linear_rows.h. Behind a panel's scales
 // stand int32 [16], the sums of the rows' codes.
 constexpr bool has_row_sums(int32_t number) {
-  return base_of(number) == OCTAVO_INT8 && span_of(number) == OCTAVO_WHOLE_ROW;
+  return (base_of(number) == OCTAVO_INT8 && span_of(number) == OCTAVO_WHOLE_ROW) || has_steps(number);
 }
 
 // Byte offsets of the planes of one panel, and the panel's size; of formats with spans, what their scales are and how
@@ -128,6 +139,12 @@ constexpr int64_t span_count(int32_t number, int64_t cols) {
   return span_of(number) == OCTAVO_WHOLE_ROW ? 1 : cols / (kUnit << span_of(number));
 }
 
+// Of a row in its source that belong to spans beside their scales: zero points, or steps and starts.
+constexpr int64_t zero_bytes(int32_t number, int64_t cols) {
+  if (has_steps(number)) return cols / kUnit * 2;
+  return format_of(number).mins ? span_count(number, cols) : 0;
+}
+
 // Of a row in its source.
 constexpr int64_t source_row_bytes(int32_t number, int64_t cols) {
   const Format f = format_of(number);
@@ -135,7 +152,7 @@ constexpr int64_t source_row_bytes(int32_t number, int64_t cols) {
   if (f.scale != Scale::span) return codes;
   const int type = scale_type_of(number);
   const int64_t scale = type == OCTAVO_SCALE_F16 || type == OCTAVO_SCALE_BF16 ? 2 : 4;
-  return codes + span_count(number, cols) * (scale + (f.mins ? 1 : 0));
+  return codes + span_count(number, cols) * scale + zero_bytes(number, cols);
 }
 
 constexpr PanelLayout panel_layout(int32_t number, int64_t cols) {
@@ -146,7 +163,7 @@ constexpr PanelLayout panel_layout(int32_t number, int64_t cols) {
   const int64_t super_bytes = f.two_level() ? cols / kSuperblock * kLanes * 2 : 0;
   const int64_t scale_bytes =
       spans ? groups * span_scale_bytes(scale_type_of(number)) : groups * kLanes * (f.scale == Scale::half ? 2 : 1);
-  const int64_t min_bytes = f.mins && f.scale != Scale::nibbles ? (spans ? groups * kLanes : scale_bytes) : 0;
+  const int64_t min_bytes = f.mins && f.scale != Scale::nibbles ? (spans ? zero_bytes(number, cols) * kLanes : scale_bytes) : 0;
   PanelLayout layout{};
   layout.high = layout.low + even * kLanes / 8 * f.low_bits;
   layout.super_scale = layout.high + even * kLanes / 8 * f.high_bits;

@@ -4,7 +4,7 @@
 #include "octavo/abi.h"
 
 namespace {
-constexpr int32_t kAbiVersion = 13;
+constexpr int32_t kAbiVersion = 14;
 } // namespace
 
 #if defined(OCTAVO_VARIANT_NEON_DOTPROD) || defined(OCTAVO_VARIANT_NEON_I8MM)

@@ -8,6 +8,7 @@ LinearKernel byte_span_kernel(int32_t format) {
   case OCTAVO_INT4: return byte_kernel_of<OCTAVO_INT4>();
   case OCTAVO_INT4Z: return byte_kernel_of<OCTAVO_INT4Z>();
   case OCTAVO_INT8: return byte_kernel_of<OCTAVO_INT8>();
+  case OCTAVO_INT4S: return byte_kernel_of<OCTAVO_INT4S>();
   default: return byte_kernel_of<OCTAVO_INT8Z>();
   }
 }

@@ -431,7 +431,9 @@ template <int Number, bool Int = false>
 inline Vec16 group_scale(const uint8_t* panel, const PanelLayout& at, const SuperScales& shared, int64_t group) {
   constexpr Format f = format_of(Number);
   const uint8_t* bytes = panel + at.scale + group * kLanes;
-  if constexpr (f.scale == Scale::span) {
+  if constexpr (has_steps(Number)) {
+    return load_span_scales(panel, at, 0) * to_float(load_unsigned_bytes(panel + at.min + group * 2 * kLanes));
+  } else if constexpr (f.scale == Scale::span) {
     const Vec16 scale = load_span_scales(panel, at, group >> at.shift);
     return value_unit<Number, Int>() == 1.0f ? scale : scale * set1(1.0f / value_unit<Number, Int>());
   } else if constexpr (f.scale == Scale::half) {
@@ -451,7 +453,10 @@ inline Vec16 group_scale(const uint8_t* panel, const PanelLayout& at, const Supe
 template <int Number>
 inline Vec16 group_min(const uint8_t* panel, const PanelLayout& at, const SuperScales& shared, int64_t group) {
   constexpr Format f = format_of(Number);
-  if constexpr (f.scale == Scale::span) {
+  if constexpr (has_steps(Number)) {
+    const uint8_t* starts = panel + at.min + (group * 2 + 1) * kLanes;
+    return load_span_scales(panel, at, 0) * to_float(load_signed_bytes(starts));
+  } else if constexpr (f.scale == Scale::span) {
     const uint8_t* zeros = panel + at.min + (group >> at.shift) * kLanes;
     const Vec16 code = to_float(f.low_bits == 8 ? load_signed_bytes(zeros) : load_unsigned_bytes(zeros));
     return load_span_scales(panel, at, group >> at.shift) * (zero() - code);

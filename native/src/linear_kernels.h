@@ -170,13 +170,13 @@ LinearKernel byte_span_kernel(int32_t format);
 LinearKernel word_legacy_kernel(int32_t format);
 LinearKernel word_k_quant_kernel(int32_t format);
 LinearKernel word_span_kernel(int32_t format);
-LinearKernel row_kernel(); // of segments whose coding_of() is Coding::rows
+LinearKernel row_kernel(int32_t format); // of segments whose coding_of() is Coding::rows
 
 // For coded inputs where the format can take them.
 inline LinearKernel linear_kernel(int32_t format, Coding coding) {
   const Format f = format_of(format);
   if (f.dense()) return dense_kernel(format);
-  if (coding == Coding::rows) return row_kernel();
+  if (coding == Coding::rows) return row_kernel(format);
   const bool is_span = f.scale == Scale::span;
   const int32_t number = is_span ? base_of(format) : format;
   if (coding == Coding::none || !f.codable())

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include <type_traits>
+
 #include "linear_byte_rows.h"
 #if defined(OCTAVO_VARIANT_AMX)
 #include "linear_rows_registers.h"
@@ -14,7 +16,30 @@ namespace {
 
 // --- few rows: codes go by once, sums stay in registers ---
 
-template <int Rows, int Panels>
+struct NoSteps {};
+template <bool Stepped> using StepsOf = typename std::conditional<Stepped, Steps, NoSteps>::type;
+
+// Two words of a lane's bytes: eight inputs of a unit from 8 row on.
+template <bool Stepped>
+inline void eight_bytes(const uint8_t* codes, const StepsOf<Stepped>& steps, int row, Int16 (&out)[2]) {
+  if constexpr (Stepped) {
+    const Int16 nibbles = load_once(codes + row * 64);
+    out[0] = apply(steps, keep_bits(nibbles, 0x0f0f0f0fu));
+    out[1] = apply(steps, keep_bits(shift_right<4>(nibbles), 0x0f0f0f0fu));
+  } else {
+    out[0] = load_once(codes + row * 128);
+    out[1] = load_once(codes + row * 128 + 64);
+  }
+}
+
+template <bool Stepped> inline StepsOf<Stepped> steps_of(const uint8_t* panel, const PanelLayout& at, int64_t unit) {
+  if constexpr (Stepped)
+    return load_steps(panel + at.min + unit * 2 * kLanes);
+  else
+    return {};
+}
+
+template <bool Stepped, int Rows, int Panels>
 void few_rows_of_strip(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
   const int64_t units = in.cols / kUnit;
   const uint8_t* inputs = in.coded.codes + row * in.cols;
@@ -26,20 +51,28 @@ void few_rows_of_strip(const Strip& strip, const LinearInputs& in, int64_t row, 
 #pragma GCC unroll 4
     for (int r = 0; r < Rows; ++r) sum[r][p] = start;
   }
+  constexpr int64_t kUnitBytes = Stepped ? 256 : 512, kLines = kUnitBytes / 4 / 64; // a row of eight inputs
   for (int64_t unit = 0; unit < units; ++unit) {
-    ahead.move(unit * 512);
+    ahead.move(unit * kUnitBytes);
     ahead.fetch_rest<Panels>();
-#pragma GCC unroll 8
-    for (int step = 0; step < 8; ++step) {
-      int32_t four[Rows];
+    StepsOf<Stepped> steps[Panels];
 #pragma GCC unroll 4
-      for (int r = 0; r < Rows; ++r) memcpy(&four[r], inputs + r * in.cols + unit * kUnit + 4 * step, 4);
+    for (int p = 0; p < Panels; ++p)
+      steps[p] = steps_of<Stepped>(strip.panels + p * strip.layout.bytes, strip.layout, unit);
+#pragma GCC unroll 4
+    for (int eight = 0; eight < 4; ++eight) {
+      int32_t four[Rows][2];
+#pragma GCC unroll 4
+      for (int r = 0; r < Rows; ++r) memcpy(four[r], inputs + r * in.cols + unit * kUnit + 8 * eight, 8);
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) {
-        ahead.fetch(p, step * 64);
-        const Int16 codes = load_once(strip.panels + p * strip.layout.bytes + unit * 512 + step * 64);
+        ahead.fetch(p, eight * kLines * 64);
+        if constexpr (!Stepped) ahead.fetch(p, eight * 128 + 64);
+        Int16 codes[2];
+        eight_bytes<Stepped>(strip.panels + p * strip.layout.bytes + unit * kUnitBytes, steps[p], eight, codes);
 #pragma GCC unroll 4
-        for (int r = 0; r < Rows; ++r) sum[r][p] = add_four(sum[r][p], codes, four[r]);
+        for (int r = 0; r < Rows; ++r)
+          sum[r][p] = add_four(add_four(sum[r][p], codes[0], four[r][0]), codes[1], four[r][1]);
       }
     }
   }
@@ -101,8 +134,26 @@ void set_ahead(const Strip& strip, int panels, int64_t index, int64_t tiles, Row
   tile.ahead_end = first + bytes;
 }
 
+// The bytes of a strip's codes, [panels][units][8][64].
+void write_bytes(const Strip& strip, int panels, int64_t units, uint8_t* out) {
+  for (int p = 0; p < panels; ++p) {
+    const uint8_t* panel = strip.panel(p);
+    for (int64_t unit = 0; unit < units; ++unit, out += 512) {
+      const Steps steps = steps_of<true>(panel, strip.layout, unit);
+#pragma GCC unroll 4
+      for (int eight = 0; eight < 4; ++eight) {
+        Int16 codes[2];
+        eight_bytes<true>(panel + unit * 256, steps, eight, codes);
+        store_words(out + eight * 128, codes[0]);
+        store_words(out + eight * 128 + 64, codes[1]);
+      }
+    }
+  }
+}
+
+template <bool Stepped>
 void all_rows_of_strip(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int64_t rows,
-                       const Results& results, float*) {
+                       const Results& results, float* memory) {
   alignas(64) float scales[kAllPanels * kLanes];
   alignas(64) int32_t starts[kAllPanels * kLanes], sums[kRowTileRows * kAllPanels * kLanes];
   for (int p = 0; p < panels; ++p) {
@@ -111,13 +162,16 @@ void all_rows_of_strip(const Strip& strip, int panels, const LinearInputs& in, i
     store_words(reinterpret_cast<uint8_t*>(starts + p * kLanes), row_start(panel, strip.layout));
   }
   RowTile tile{};
-  tile.codes = strip.panels;
-  tile.panel_stride = strip.apart ? strip.apart : strip.layout.bytes;
-  tile.pair_stride = strip.apart ? strip.layout.bytes : 2 * strip.layout.bytes;
+  const int64_t units = in.cols / kUnit;
+  auto* bytes = reinterpret_cast<uint8_t*>(memory);
+  if (Stepped) write_bytes(strip, panels, units, bytes);
+  tile.codes = Stepped ? bytes : strip.panels;
+  tile.panel_stride = Stepped ? units * 512 : strip.apart ? strip.apart : strip.layout.bytes;
+  tile.pair_stride = !Stepped && strip.apart ? strip.layout.bytes : 2 * tile.panel_stride;
   tile.starts = starts;
   tile.inputs = in.coded.codes + row * kCodeRun;
   tile.run_stride = in.layout.rows * kCodeRun;
-  tile.units = in.cols / kUnit;
+  tile.units = units;
   tile.result_stride = results.stride;
   tile.result_panels = results.gating ? panels / 2 : panels;
   const int64_t tiles = (rows + kRowTileRows - 1) / kRowTileRows;
@@ -136,20 +190,24 @@ void all_rows_of_strip(const Strip& strip, int panels, const LinearInputs& in, i
 }
 
 int64_t no_floats(int64_t, int) { return 0; }
+int64_t byte_floats(int64_t cols, int panels) { return cols * panels * kLanes / 4; }
 
-struct RowKernels {
-  template <int Rows, int Panels> static constexpr FewRows kFew = few_rows_of_strip<Rows, Panels>;
+template <bool Stepped> struct RowKernels {
+  template <int Rows, int Panels> static constexpr FewRows kFew = few_rows_of_strip<Stepped, Rows, Panels>;
   static constexpr ManyRows kMany = nullptr;
   static constexpr int kMost = kFewRows;
+  static LinearKernel all() {
+    LinearKernel kernel = kernel_of<RowKernels>();
+    kernel.all = all_rows_of_strip<Stepped>;
+    kernel.floats = Stepped ? byte_floats : no_floats;
+    return kernel;
+  }
 };
 
 } // namespace
 
-LinearKernel row_kernel() {
-  LinearKernel kernel = kernel_of<RowKernels>();
-  kernel.all = all_rows_of_strip;
-  kernel.floats = no_floats;
-  return kernel;
+LinearKernel row_kernel(int32_t format) {
+  return has_steps(format) ? RowKernels<true>::all() : RowKernels<false>::all();
 }
 
 } // namespace octavo

@@ -39,6 +39,86 @@ inline Int16 row_start(const uint8_t* panel, const PanelLayout& at) {
   return load_words(reinterpret_cast<const uint8_t*>(start));
 }
 
+// What makes bytes of a unit's codes of 4 bits: code * step + start.
+#if defined(OCTAVO_ISA_NEON)
+struct Steps {
+  Int16 step, start; // a byte of each lane, four times
+};
+inline Steps load_steps(const uint8_t* p) {
+  const uint8x16_t steps = vld1q_u8(p), starts = vld1q_u8(p + kLanes);
+  const auto spread = [](uint8x16_t bytes, int i) {
+    const uint8x16_t lane = vreinterpretq_u8_u32(vmulq_n_u32(vmovl_u16(vcreate_u16(0x0003000200010000u)), 0x01010101u));
+    return vreinterpretq_u32_u8(vqtbl1q_u8(bytes, vaddq_u8(lane, vdupq_n_u8(static_cast<uint8_t>(4 * i)))));
+  };
+  return {each_four([&](int i) { return spread(steps, i); }), each_four([&](int i) { return spread(starts, i); })};
+}
+inline Int16 apply(const Steps& steps, const Int16& codes) {
+  return each_four([&](int i) {
+    return vreinterpretq_u32_u8(vmlaq_u8(vreinterpretq_u8_u32(steps.start.q[i]), vreinterpretq_u8_u32(codes.q[i]),
+                                         vreinterpretq_u8_u32(steps.step.q[i])));
+  });
+}
+#else
+// A product with a step, below 256 for every code, stays in its byte: two at once are one of 16 bits.
+#if defined(OCTAVO_ISA_AVX512)
+struct Steps {
+  __m512i step, start; // a step a half of each lane, a start a byte
+};
+inline __m512i spread_bytes(const uint8_t* p, __m128i first) {
+  const __m512i bytes = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, 0x04040404, 0x04040404, 0x04040404, 0x04040404, 0x08080808,
+                                          0x08080808, 0x08080808, 0x08080808, 0x0c0c0c0c, 0x0c0c0c0c, 0x0c0c0c0c,
+                                          0x0c0c0c0c);
+  return _mm512_shuffle_epi8(bytes, _mm512_or_si512(_mm512_broadcast_i32x4(first), lanes));
+}
+inline Steps load_steps(const uint8_t* p) {
+  const __m128i half = _mm_setr_epi8(0, -128, 0, -128, 1, -128, 1, -128, 2, -128, 2, -128, 3, -128, 3, -128);
+  const __m128i byte = _mm_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+  return {spread_bytes(p, half), spread_bytes(p + kLanes, byte)};
+}
+inline Int16 apply(const Steps& steps, Int16 codes) {
+  return {_mm512_add_epi8(_mm512_mullo_epi16(codes.v, steps.step), steps.start)};
+}
+#elif defined(OCTAVO_ISA_AVX2)
+struct Steps {
+  Int16 step, start;
+};
+inline __m256i spread_half(__m128i bytes, __m128i low, int more) {
+  const __m128i high = _mm_add_epi8(low, _mm_set1_epi8(4));
+  const __m256i order = _mm256_add_epi8(_mm256_set_m128i(high, low), _mm256_set1_epi8(static_cast<char>(more)));
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bytes), order);
+}
+inline Steps load_steps(const uint8_t* p) {
+  const __m128i half = _mm_setr_epi8(0, -128, 0, -128, 1, -128, 1, -128, 2, -128, 2, -128, 3, -128, 3, -128);
+  const __m128i byte = _mm_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+  const __m128i steps = load_bytes(p), starts = load_bytes(p + kLanes);
+  return {{spread_half(steps, half, 0), spread_half(steps, half, 8)},
+          {spread_half(starts, byte, 0), spread_half(starts, byte, 8)}};
+}
+inline Int16 apply(const Steps& steps, Int16 codes) {
+  return {_mm256_add_epi8(_mm256_mullo_epi16(codes.a, steps.step.a), steps.start.a),
+          _mm256_add_epi8(_mm256_mullo_epi16(codes.b, steps.step.b), steps.start.b)};
+}
+#else
+struct Steps {
+  uint8_t step[kLanes], start[kLanes];
+};
+inline Steps load_steps(const uint8_t* p) {
+  Steps steps;
+  memcpy(&steps, p, sizeof steps);
+  return steps;
+}
+inline Int16 apply(const Steps& steps, const Int16& codes) {
+  return each_word([&](int i) {
+    uint32_t word = 0;
+    for (int shift = 0; shift < 32; shift += 8)
+      word |= (((codes.lane[i] >> shift & 255) * steps.step[i] + steps.start[i]) & 255) << shift;
+    return word;
+  });
+}
+#endif
+#endif
+
 struct RowTile {
   const uint8_t* codes; // [units][8][64] of a panel: the second panel_stride behind the first, the next two pair_stride
   int64_t panel_stride, pair_stride;

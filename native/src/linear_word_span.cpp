@@ -10,6 +10,7 @@ LinearKernel word_span_kernel(int32_t format) {
   case OCTAVO_INT4: return kernel_of<Kernels<OCTAVO_INT4>>();
   case OCTAVO_INT4Z: return kernel_of<Kernels<OCTAVO_INT4Z>>();
   case OCTAVO_INT8: return kernel_of<Kernels<OCTAVO_INT8>>();
+  case OCTAVO_INT4S: return kernel_of<Kernels<OCTAVO_INT4S>>();
   default: return kernel_of<Kernels<OCTAVO_INT8Z>>();
   }
 }

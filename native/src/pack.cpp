@@ -92,8 +92,7 @@ struct SpanRow {
 SpanRow span_row(int32_t number, const uint8_t* row, int64_t cols) {
   const Format f = format_of(number);
   const uint8_t* scales = row + cols / f.block * f.source_bytes;
-  const int64_t spans = span_count(number, cols), zeros = f.mins ? spans : 0;
-  return {row, scales, row + source_row_bytes(number, cols) - zeros};
+  return {row, scales, row + source_row_bytes(number, cols) - zero_bytes(number, cols)};
 }
 
 int64_t scale_width(int32_t number) {
@@ -111,16 +110,39 @@ void write_span_scales(int32_t number, const SourcePanel& source, int64_t cols, 
     for (int64_t span = 0; span < spans; ++span) {
       const int64_t place = shared ? span : span * kLanes + lane;
       std::memcpy(out + at.scale + place * width, row.scales + span * width, static_cast<size_t>(width));
-      if (format_of(number).mins) out[at.min + span * kLanes + lane] = row.zeros[span];
+    }
+    const int64_t zeros = zero_bytes(number, cols), units = cols / kUnit;
+    for (int64_t i = 0; i < zeros; ++i) {
+      const int64_t place = has_steps(number) ? i % units * 2 + i / units : i;
+      out[at.min + place * kLanes + lane] = row.zeros[i];
     }
   }
+}
+
+// Of codes of 4 bits that have steps and starts.
+int32_t stepped_sum(const SpanRow& row, int64_t cols) {
+  const uint8_t *steps = row.zeros, *starts = row.zeros + cols / kUnit;
+  int32_t total = 0;
+  for (int64_t unit = 0; unit < cols / kUnit; ++unit) {
+    int32_t codes = 0;
+    for (int64_t pair = unit * kUnit / 2; pair < (unit + 1) * kUnit / 2; ++pair)
+      codes += (row.codes[pair] & 15) + (row.codes[pair] >> 4);
+    total += codes * steps[unit] + kUnit * static_cast<int8_t>(starts[unit]);
+  }
+  return total;
+}
+
+int32_t byte_sum(const SpanRow& row, int64_t cols) {
+  int32_t total = 0;
+  for (int64_t k = 0; k < cols; ++k) total += static_cast<int8_t>(row.codes[k]);
+  return total;
 }
 
 void write_row_sums(int32_t number, const SourcePanel& source, int64_t cols, uint8_t* out) {
   int32_t sums[kLanes] = {};
   for (int lane = 0; lane < source.rows; ++lane) {
-    const auto* codes = reinterpret_cast<const int8_t*>(source.first + lane * source.row_bytes);
-    for (int64_t k = 0; k < cols; ++k) sums[lane] += codes[k];
+    const SpanRow row = span_row(number, source.first + lane * source.row_bytes, cols);
+    sums[lane] = has_steps(number) ? stepped_sum(row, cols) : byte_sum(row, cols);
   }
   std::memcpy(out + panel_layout(number, cols).sums, sums, sizeof sums);
 }

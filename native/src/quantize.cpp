@@ -13,6 +13,7 @@
 #include "code_row.h"
 #include "formats.h"
 #include "linear_codes.h"
+#include "quantize_steps.h"
 #include "octavo/abi.h"
 #include "simd/math.h"
 #include "square.h"
@@ -345,14 +346,20 @@ void write_e4m3_row(int32_t format, const uint8_t* row, int64_t cols, uint8_t* o
 constexpr int32_t kInt8Rows =
     OCTAVO_INT8 + OCTAVO_SCALE_F32 * OCTAVO_SCALE_TYPE + OCTAVO_WHOLE_ROW * OCTAVO_SPAN + OCTAVO_ROTATED;
 
-// Codes, then the scale. y: [cols], memory.
-void write_int8_row(int32_t format, const uint8_t* row, int64_t cols, float* y, uint8_t* out) {
+constexpr int32_t kSteppedRows =
+    OCTAVO_INT4S + OCTAVO_SCALE_F32 * OCTAVO_SCALE_TYPE + OCTAVO_WHOLE_ROW * OCTAVO_SPAN + OCTAVO_ROTATED;
+
+void read_rotated(int32_t format, const uint8_t* row, int64_t cols, float* y) {
   for (int64_t k = 0; k < cols; k += kUnit) {
     const Block x = read_block(format, row, k);
     store(y + k, x.low);
     store(y + k + kLanes, x.high);
   }
   rotate_row(y, cols, y);
+}
+
+// Codes, then the scale. y: [cols], rotated.
+void write_int8_row(const float* y, int64_t cols, uint8_t* out) {
   Vec16 most16 = zero();
   for (int64_t k = 0; k < cols; k += kLanes) most16 = max(most16, absolute(load(y + k)));
   const float most = largest(most16), scale = most > 0.0f ? most / 127.0f : 1.0f;
@@ -372,7 +379,7 @@ int32_t octavo_quantize(void* team, int32_t format, const void* source, int64_t 
                         void* blocks) {
   using namespace octavo;
   const Format from = format_of(format), to = format_of(target);
-  const bool of_rows = target == kE4m3Rows || target == kInt8Rows;
+  const bool rotated = target == kInt8Rows || target == kSteppedRows, of_rows = target == kE4m3Rows || rotated;
   if (!from.known() || !from.dense() || (target != OCTAVO_Q8_0 && target != OCTAVO_Q4_1 && !of_rows)) return -1;
   if (cols % to.block) return -2;
   const int64_t row_bytes = cols * from.source_bytes, count = cols / to.block;
@@ -387,10 +394,16 @@ int32_t octavo_quantize(void* team, int32_t format, const void* source, int64_t 
     for (int64_t row = begin; row < end; ++row) {
       const uint8_t* from_row = static_cast<const uint8_t*>(source) + row * row_bytes;
       uint8_t* to_row = out + row * source_row_bytes(target, cols);
-      if (target == kE4m3Rows)
+      if (target == kE4m3Rows) {
         write_e4m3_row(format, from_row, cols, to_row);
+        continue;
+      }
+      float* y = threads.scratch(thread, static_cast<size_t>(cols));
+      read_rotated(format, from_row, cols, y);
+      if (target == kInt8Rows)
+        write_int8_row(y, cols, to_row);
       else
-        write_int8_row(format, from_row, cols, threads.scratch(thread, static_cast<size_t>(cols)), to_row);
+        write_stepped_row(y, cols, to_row);
     }
   });
   return 0;

@@ -5,7 +5,7 @@ from octavo.errors import ConfigError, UnsupportedError
 _ASKED = "asked for"
 FORMAT_OF_DTYPE = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 # What most weights are stored as under each scheme; octavo/quantization/quantize.py has the rest.
-FORMAT_OF_SCHEME = {"int8": "int8_row_f32_rotated", "int4": "q4_1", "fp8": "e4m3_row_f32"}
+FORMAT_OF_SCHEME = {"int8": "int8_row_f32_rotated", "int4": "int4s_row_f32_rotated", "fp8": "e4m3_row_f32"}
 # vLLM's names of quantized checkpoints, and the kind each is; any kernel of its own is not a choice here.
 _CHECKPOINTS = {
     "awq": "awq", "awq_marlin": "awq", "gptq": "gptq", "gptq_marlin": "gptq",

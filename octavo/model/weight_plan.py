@@ -160,6 +160,13 @@ def plan_load(
     return LoadPlan(tuple(planner.matrices), tuple(planner.vectors))
 
 
+def _some_rows(tensor: StoredTensor) -> NDArray[np.float32]:
+    """Two rows of a matrix of plain numbers, which tell how its numbers are spaced."""
+    rows, columns = tensor.shape
+    some = [tensor.rows(row, 1) for row in (rows // 3, rows // 2)]
+    return np.concatenate([dequantize(tensor.format, data, (1, columns)) for data in some])
+
+
 @dataclass(slots=True)
 class _Problems:
     missing: list[str] = field(default_factory=list[str])
@@ -203,7 +210,8 @@ class _Planner:
             if self._fits(tensor, shape) and self._usable(tensor, source):
                 cut = self._slices(source, tensor, rows, columns, self._pairs(place, part, source))
                 if self._scheme != "none" and FORMATS[tensor.format].role == "float":
-                    format = target_format(self._scheme, f"{place}{name}", columns) or self._format(tensor)
+                    sample = None if source.transpose else _some_rows(tensor)
+                    format = target_format(self._scheme, f"{place}{name}", columns, sample) or self._format(tensor)
                     cut = [replace(each, format=format) for each in cut]
                 slices += cut
         self.matrices.append(MatrixPlan(f"{place}{name}", columns, tuple(slices)))

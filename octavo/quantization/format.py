@@ -17,7 +17,15 @@ Role = Literal["float", "block", "other"]
 
 
 # Codes of formats with spans: bits, and whether each span has a zero point.
-SPAN_CODES = {"int4": (4, False), "int4z": (4, True), "int8": (8, False), "int8z": (8, True), "e4m3": (8, False)}
+SPAN_CODES = {
+    "int4": (4, False),
+    "int4z": (4, True),
+    "int8": (8, False),
+    "int8z": (8, True),
+    "e4m3": (8, False),
+    "int4s": (4, False),
+}
+STEPPED = "int4s_row_f32_rotated"  # codes with a step and a start for each 32 inputs, see stepped.py
 # Types of scales, in bytes. shared: a float32 that every 16 rows from a multiple of 16 on have in common.
 SCALE_BYTES = {"f16": 2, "bf16": 2, "f32": 4, "shared": 4}
 SPAN_INPUTS = (32, 64, 128)
@@ -92,10 +100,12 @@ def _span_formats() -> Iterator[Format]:
     """Every combination there is a kernel for."""
     for codes, (_, zeros) in SPAN_CODES.items():
         for inputs, scale, ordered in product((*SPAN_INPUTS, 0), SCALE_BYTES, (False, True)):
-            if (scale == "shared" and zeros) or (ordered and not inputs):
+            if codes == "int4s" or (scale == "shared" and zeros) or (ordered and not inputs):
                 continue
             yield _span_format(Spans(codes, inputs, scale, ordered), inputs or SPAN_INPUTS[0])
     yield _span_format(Spans("int8", 0, "f32", rotated=True), ROTATED)
+    steps = 2 * ROTATED // 32
+    yield Format(STEPPED, -1, ROTATED, ROTATED // 2 + steps, "block", (), Spans("int4s", 0, "f32", rotated=True))
 
 
 def _span_format(spans: Spans, elements: int) -> Format:

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.ops.weight import StoredTensor
-from octavo.quantization.format import FORMATS
+from octavo.quantization.format import FORMATS, STEPPED
 from octavo.quantization.gguf_blocks import dequantize
 from octavo.quantization.span_rows import E4M3_LARGEST, e4m3_codes, rotate, write_rows
+from octavo.quantization.stepped import write_stepped
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]  # [blocks, bytes of a block]
@@ -20,10 +21,11 @@ Codes = NDArray[np.uint8]  # [blocks, bytes of a block]
 # the logits without anything to level them.
 SCHEMES: dict[str, tuple[str, str]] = {
     "int8": ("int8_row_f32_rotated", "int8_row_f32_rotated"),
-    "int4": ("q4_1", "q8_0"),
+    "int4": (STEPPED, "int8_row_f32_rotated"),
     "fp8": ("e4m3_row_f32", "e4m3_row_f32"),
 }
-_NARROW = {"int8_row_f32_rotated": "q8_0"}  # what widths that do not fit take instead
+# What widths that do not fit take instead.
+_NARROW = {"int8_row_f32_rotated": "q8_0", STEPPED: "q4_1"}
 # Ranges that are tried for a block of q4_1, as shares of its own: narrower ones cut off its extremes.
 _RANGES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7)
 _FITS = 2  # times that d and m are fitted to the codes
@@ -31,17 +33,27 @@ _LEVELS = np.float32(15)
 _CHUNK = 1 << 16  # blocks rounded together: bounds the memory
 
 
-def target_format(scheme: str, name: str, columns: int) -> str | None:
+def target_format(scheme: str, name: str, columns: int, sample: Floats | None = None) -> str | None:
     """The format that a matrix of plain numbers gets; None when its rows are no whole number of blocks.
 
     Args:
         name: canonical, as "embed" or "layers.3.mlp.down".
+        sample: some of its rows. Numbers that were rounded to 4 bits before stay on their grid in q4_1, which finds it
+            again without loss; rotated rows have none.
     """
     inside, outside = SCHEMES[scheme]
     target = inside if name.startswith("layers.") else outside
     if columns % FORMATS[target].elements:
         target = _NARROW.get(target, target)
+    if target == STEPPED and sample is not None and has_grid(sample):
+        target = "q4_1"
     return None if columns % FORMATS[target].elements else target
+
+
+def has_grid(values: Floats) -> bool:
+    """Whether no 32 neighbours of [rows, columns] hold more than the 16 numbers that 4 bits can tell apart."""
+    ordered = np.sort(values.reshape(-1, 32), axis=1)
+    return int((np.diff(ordered, axis=1) != 0).sum(axis=1).max()) < 16
 
 
 def quantize(stored: StoredTensor, target: str) -> StoredTensor:
@@ -51,6 +63,8 @@ def quantize(stored: StoredTensor, target: str) -> StoredTensor:
         return StoredTensor(stored.name, target, stored.shape, _e4m3(floats).reshape(-1))
     if target == "int8_row_f32_rotated":
         return StoredTensor(stored.name, target, stored.shape, _int8(rotate(floats)).reshape(-1))
+    if target == STEPPED:
+        return StoredTensor(stored.name, target, stored.shape, write_stepped(rotate(floats)).reshape(-1))
     values = floats.reshape(-1, FORMATS[target].elements)
     write = _WRITERS[target]
     parts = [write(values[start : start + _CHUNK]) for start in range(0, len(values), _CHUNK)]

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.quantization.format import ROTATED, Format, Spans
+from octavo.quantization.stepped import read_stepped
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -74,6 +75,9 @@ def values(format: Format, data: Bytes, shape: tuple[int, ...]) -> Floats:
     """The float32 values of stored rows, column by column as stored: scale * (code - zero point), rounded once; then
     rotated back."""
     spans = _spans(format)
+    if spans.codes == "int4s":
+        numbers, scales = read_stepped(np.ascontiguousarray(data).reshape(shape[0], -1), shape[-1])
+        return rotate(numbers * scales[:, None])
     packed, scales, zeros = _split(format, spans, data, shape[-1])
     numbers = value_of_codes(spans.codes, unpack_codes(packed, spans.bits)).reshape(*scales.shape, -1)
     if zeros is not None:

@@ -191,7 +191,7 @@ def test_what_is_asked_for_wins_over_the_profile() -> None:
         ({}, "q4_k", ("none", "q4_k", "int16")),
         ({"linear_compute": "int8"}, "q4_k", ("none", "q4_k", "int8")),
         ({"quantization": "int8"}, "bf16", ("int8", "int8_row_f32_rotated", "int8")),
-        ({"quantization": "int4", "linear_compute": "exact"}, "f16", ("int4", "q4_1", "exact")),
+        ({"quantization": "int4", "linear_compute": "exact"}, "f16", ("int4", "int4s_row_f32_rotated", "exact")),
         ({"quantization": "gguf"}, "q8_0", ("none", "q8_0", "int16")),
         ({"linear_compute": "exact"}, "q6_k", ("none", "q6_k", "exact")),
         ({"linear_compute": "int16"}, "bf16", ("none", "bf16", "int16")),

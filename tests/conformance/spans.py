@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from octavo.ops.weight import StoredTensor
-from octavo.quantization.format import FORMATS
+from octavo.quantization.format import FORMATS, STEPPED
+from octavo.quantization.stepped import read_stepped, write_stepped
 
 SPAN_FORMATS = tuple(name for name, format in FORMATS.items() if format.spans is not None and not format.spans.rotated)
 _SCALES = {"f16": np.float16, "f32": np.float32, "shared": np.float32}
@@ -22,6 +23,8 @@ class Matrix:
 
 def random_spans(name, rows, cols, seed=0):
     """Every code at random (of E4M3 all but the NaNs), scales of either sign and unlike sizes."""
+    if name == STEPPED:
+        return _random_stepped(rows, cols, seed)
     spans = FORMATS[name].spans
     rng = np.random.default_rng([seed, rows, cols, SPAN_FORMATS.index(name.removesuffix("_rotated"))])
     count = cols // spans.inputs if spans.inputs else 1
@@ -55,6 +58,17 @@ def random_spans(name, rows, cols, seed=0):
         values = (values.reshape(rows, -1, 64).astype(np.float64) @ _hadamard(64) / 8).reshape(rows, cols)
     data = np.concatenate(parts, axis=1).reshape(-1)
     return Matrix(StoredTensor("weight", name, (rows, cols), data, order=order), values)
+
+
+def _random_stepped(rows, cols, seed):
+    """Groups of unlike size and place, so that steps, starts and codes are."""
+    rng = np.random.default_rng([seed, rows, cols])
+    groups = rng.standard_normal((rows, cols // 32, 32)) * rng.uniform(0.01, 1, (rows, cols // 32, 1))
+    groups += rng.uniform(-1, 1, (rows, cols // 32, 1))
+    data = write_stepped(groups.reshape(rows, cols).astype(np.float32)).reshape(-1)
+    numbers, scales = read_stepped(data.reshape(rows, -1), cols)
+    values = (numbers * scales[:, None].astype(np.float64)).reshape(rows, -1, 64) @ _hadamard(64) / 8
+    return Matrix(StoredTensor("weight", STEPPED, (rows, cols), data), values.reshape(rows, cols))
 
 
 def _hadamard(size):

@@ -34,6 +34,9 @@ FORMATS: tuple[tuple[str, ...], ...] = (
     ("int8_row_f32", "int8_row_f32"),
     ("int8_row_f32_rotated", "int8_row_f32_rotated"),
     ("int8_row_f32_rotated",),
+    ("int4s_row_f32_rotated", "int4s_row_f32_rotated"),
+    ("int4s_row_f32_rotated",),
+    ("int4s_row_f32_rotated", "q4_1"),
     ("int8_row_f32", "int8_row_f32_rotated"),  # each with its own inputs
     ("int4z_g128_f16", "int4z_g128_f16"),
     ("e4m3_g128_shared", "e4m3_g128_shared"),

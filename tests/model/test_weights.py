@@ -202,15 +202,16 @@ def test_peak_memory_stays_near_the_weights(tmp_path):
     assert int(run.stdout) * 1024 < offset * 1.15
 
 
-@pytest.mark.parametrize(("scheme", "inside", "bits"), [("int8", "int8_row_f32_rotated", 8), ("int4", "q4_1", 4)])
+@pytest.mark.parametrize(
+    ("scheme", "inside", "bits"), [("int8", "int8_row_f32_rotated", 8), ("int4", "int4s_row_f32_rotated", 4)]
+)
 def test_unquantized_matrices_are_rounded_when_asked(scheme, inside, bits, tmp_path):
     tensors = tiny_tensors()
     weights = load(write_model(tmp_path, tensors), scheme=scheme).weights
     attention, mlp = (block.branches[0].body for block in weights.layers[1].blocks)
     assert set(attention.qkv.formats) | set(mlp.up.formats) == {inside}
-    assert set(mlp.down.formats) == {"q8_0" if scheme == "int8" else inside}  # 96 inputs, no multiple of 64
-    outside = {"int8": inside, "int4": "q8_0"}[scheme]
-    assert set(weights.embed.formats) | set(weights.head.formats) == {outside}
+    assert set(mlp.down.formats) == {{"int8": "q8_0", "int4": "q4_1"}[scheme]}  # 96 inputs, no multiple of 64
+    assert set(weights.embed.formats) | set(weights.head.formats) == {"int8_row_f32_rotated"}
     exact = tensors["model.layers.1.mlp.down_proj.weight"]
     error = np.abs(values_of(mlp.down) - exact).max()
     assert 0 < error <= np.abs(exact).max() / 2 ** (bits - 2)

@@ -35,6 +35,7 @@ from octavo.kernels.cpu.structs import (
 from octavo.ops.conformance import FORMATS, numbers, stored
 from octavo.ops.weight import PackedWeight
 from octavo.quantization.format import FORMATS as QUANTIZED
+from octavo.quantization.format import STEPPED
 from tests.conformance.devices import NativeDevice, library, team
 from tests.conformance.spans import SPAN_FORMATS, random_spans
 from tests.conformance.test_ops import CASES
@@ -273,7 +274,9 @@ def _everything(isa):
         name = f"linear in {coding.name.lower()}-{format}"
         yield name, 2e-5, lambda format=format, coding=coding: _product(_matrices(format, 1), coding, isa)
         yield f"heads {name}", 2e-5, lambda format=format, coding=coding: _product(_matrices(format, 3), coding, isa)
-    for format, coding in product((*SPAN_FORMATS, "int8_row_f32_rotated"), (Coding.EXACT, Coding.INT8, Coding.INT16)):
+    for format, coding in product(
+        (*SPAN_FORMATS, "int8_row_f32_rotated", STEPPED), (Coding.EXACT, Coding.INT8, Coding.INT16)
+    ):
         if not QUANTIZED[format].spans.ordered:  # the order is not part of a file's blocks
             matrix = random_spans(format, 40, 512).stored
             name = f"linear in {coding.name.lower()}-{format}"

@@ -8,6 +8,7 @@ import torch
 from octavo.errors import CheckpointError
 from octavo.kernels.cpu.packer import NativePacker
 from octavo.ops.weight import StoredTensor
+from octavo.quantization.format import STEPPED
 from octavo.quantization.gguf_blocks import bf16_from_f32, dequantize
 from octavo.quantization.quantize import quantize, target_format
 from tests.conformance.devices import ISAS, library, team
@@ -157,8 +158,9 @@ def test_which_matrix_gets_what():
     assert target_format("int8", "head", 128) == INT8
     assert target_format("int8", "layers.3.mlp.down", 96) == "q8_0"
     assert target_format("int8", "layers.3.mlp.down", 100) is None
-    assert target_format("int4", "layers.3.mlp.down", 64) == "q4_1"
-    assert target_format("int4", "embed", 64) == "q8_0"
+    assert target_format("int4", "layers.3.mlp.down", 64) == STEPPED
+    assert target_format("int4", "layers.3.mlp.down", 96) == "q4_1"
+    assert target_format("int4", "embed", 64) == INT8
     assert target_format("fp8", "layers.0.mixer.qkv", 96) == FP8
-    assert target_format("int4", "head", 64) == "q8_0"
+    assert target_format("int4", "head", 96) == "q8_0"
     assert target_format("int4", "layers.0.mixer.qkv", 48) is None

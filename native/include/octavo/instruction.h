@@ -35,6 +35,9 @@ enum OctavoFormat {
   OCTAVO_INT8 = 17,  /* scale * code, signed */
   OCTAVO_INT8Z = 18, /* scale * (code - zero point), both signed */
   OCTAVO_E4M3 = 19,  /* scale * code, a float of 8 bits (OCP 8-bit floating point, 1.0) */
+  /* scale * (step * code + start), with one scale a row: instead of zero points a row has its steps, a byte for each 32
+   * inputs, then its starts, likewise and signed. step * code + start fits a signed byte for every code of 4 bits. */
+  OCTAVO_INT4S = 20,
 };
 
 #define OCTAVO_SCALE_TYPE 256

@@ -9,7 +9,7 @@ from pathlib import Path
 from octavo.errors import ConfigError
 
 # Written against this number of octavo_abi_version().
-ABI_VERSION = 13
+ABI_VERSION = 14
 # Best first.
 ISA_ORDER = ("amx", "avx512", "avx2_vnni", "avx2", "neon_i8mm", "neon_dotprod", "neon", "scalar")
 NATIVE_DIRECTORY = Path(__file__).parents[2] / "_native"

@@ -50,7 +50,7 @@ class NativePacker:
         return PackedWeight((sum(segment.rows for segment in segments), parts[0].shape[1]), tuple(segments))
 
     def quantize(self, stored: StoredTensor, format: str) -> StoredTensor:
-        """A matrix of f32, f16 or bf16 rounded to q8_0, q4_1 or e4m3_row_f32; how, quantization/quantize.py says.
+        """A matrix of f32, f16 or bf16 rounded to one of quantize.py's targets; how, quantization/quantize.py says.
 
         Raises:
             CheckpointError: another pair of formats, a width that is no whole number of blocks, or values that are not

@@ -34,6 +34,7 @@ class Format(IntEnum):
     INT8 = 17
     INT8Z = 18
     E4M3 = 19
+    INT4S = 20
 
 
 class ScaleType(IntEnum):
@@ -253,7 +254,7 @@ SAMPLING_RECORD = cast("np.dtype[np.void]", np.dtype(OctavoSampling))
 # OCTAVO_ROTATED.
 SCALE_TYPE, SPAN, WHOLE_ROW, ORDERED, ROTATED = 256, 4096, 15, 65536, 131072
 _SPANS = {"g32": 0, "g64": 1, "g128": 2, "g256": 3, "g512": 4, "g1024": 5, "row": WHOLE_ROW}
-_SPAN_NAME = re.compile(r"(int4z?|int8z?|e4m3)_(g\d+|row)_(f16|bf16|f32|shared)(_ordered|_rotated)?")
+_SPAN_NAME = re.compile(r"(int4[zs]?|int8z?|e4m3)_(g\d+|row)_(f16|bf16|f32|shared)(_ordered|_rotated)?")
 
 
 def format_code(name: str) -> int | None:
