@@ -136,7 +136,8 @@ def _take(under: _Under, pooling: Pooling, row: PlannedRow, states: Floats, toke
         case "step":
             under.taken.append(states[token_ids == pooling.step_tag])
         case "all":
-            under.taken.append(states.copy())
+            kept = ~np.isin(token_ids, pooling.skipped) if pooling.skipped else slice(None)
+            under.taken.append(states[kept].copy())
 
 
 def _result(under: _Under, pooling: Pooling, length: int) -> Floats:

@@ -16,6 +16,7 @@ class Pooling:
         normalize: the answer gets the length 1, after it was cut to `dimensions` (0: not cut).
         squashing: of the numbers of a classifier.
         second_at: position of the first token of the second text of a pair; 0: there is one text.
+        skipped: of "all": tokens whose states are left out.
         step_tag, returned: of "step": the token whose states are taken, and which of their numbers; (): all.
     """
 
@@ -26,6 +27,7 @@ class Pooling:
     second_at: int = 0
     step_tag: int = -1
     returned: tuple[int, ...] = ()
+    skipped: tuple[int, ...] = ()
 
     @property
     def needs_all(self) -> bool:

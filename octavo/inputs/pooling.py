@@ -10,6 +10,7 @@ from octavo.flow.pooling_params import PoolingParams
 from octavo.flow.request import GenerationRequest, Sampling, Stopping
 from octavo.inputs.limits import InputLimits, check_priority, short_salt
 from octavo.inputs.prompt import Prompt, read_prompt
+from octavo.inputs.sides import SIDES, Side, SideTokens, side_tokens
 from octavo.spec.pooling import PoolerSpec
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.tokenizer import Tokenizer
@@ -31,6 +32,7 @@ _CUT_TEXT = 1 << 20  # characters of a text that is cut anyway, at least
 @dataclass(frozen=True, slots=True)
 class Framing:
     """What belongs to a request besides its text. `prompt_name`: which of the model's prompts goes before the text.
+    `side`: which side of late interaction it is; None: `prompt_name` may say so.
     `template`: writes a pair of texts, in place of the server's."""
 
     arrival: float = 0.0
@@ -38,6 +40,7 @@ class Framing:
     cache_salt: str = ""
     add_special_tokens: bool = True
     prompt_name: str | None = None
+    side: Side | None = None
     template: ChatTemplate | None = None
 
 
@@ -53,6 +56,9 @@ class PoolingProcessor:
         spec: what the model's states are read as.
         name: of the model, for messages.
         template: writes a pair of texts, which have the roles "query" and "document", for a cross-encoder.
+
+    Raises:
+        CheckpointError: the tokenizer lacks what marks queries and documents.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class PoolingProcessor:
         self.limits = limits
         self.spec = spec
         self._name = name
+        self._sides = side_tokens(spec.sides, tokenizer)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -130,14 +137,19 @@ class PoolingProcessor:
         checked = _checked(params)
         read = read_prompt(prompt)
         limit = self._cut_at(checked)
+        side = None
         if read.ids is not None:
             ids, second_at = _cut(list(read.ids), limit, checked.truncation_side), 0
         else:
             if not read.text:
                 raise InvalidRequestError("the text is empty", "input")
             text = self._prefix(framing.prompt_name) + read.text
-            ids, second_at = self._encode(text, None, limit, checked, framing)
-        return self._request(
+            side = self._side_of(framing)
+            if side is None:
+                ids, second_at = self._encode(text, None, limit, checked, framing)
+            else:
+                ids, second_at = self._encode_side(text, side, limit, checked, framing), 0
+        request = self._request(
             ids,
             second_at,
             checked,
@@ -145,6 +157,9 @@ class PoolingProcessor:
             task,
             replace(framing, cache_salt=framing.cache_salt or read.cache_salt),
         )
+        if side is not None and request.pooling is not None:
+            request = replace(request, pooling=replace(request.pooling, skipped=side.skipped))
+        return request
 
     def prepare_pair(
         self, first: str, second: str, params: PoolingParams | None, request_id: str, framing: Framing = _PLAIN
@@ -258,8 +273,10 @@ class PoolingProcessor:
         spec = self.spec
         if name is None:
             return "" if spec.default_prompt is None else spec.prompts[spec.default_prompt]
+        if name not in spec.prompts and name in self._sides:
+            return ""
         if name not in spec.prompts:
-            known = ", ".join(sorted(spec.prompts)) or "none"
+            known = ", ".join(sorted({*spec.prompts, *self._sides})) or "none"
             raise InvalidRequestError(f"prompt_name {name[:64]!r}: the model's prompts are {known}", "prompt_name")
         return spec.prompts[name]
 
@@ -286,6 +303,18 @@ class PoolingProcessor:
         side = params.truncation_side or "right"
         parts = self.tokenizer.encode_parts(texts, framing.add_special_tokens, limit, side)
         return parts.ids, parts.second_at
+
+    def _side_of(self, framing: Framing) -> SideTokens | None:
+        """What frames a text: it is said to be a query or a document, or a prompt of that name is asked for."""
+        side = framing.side or next((name for name in SIDES if name == framing.prompt_name), None)
+        return None if side is None else self._sides.get(side)
+
+    def _encode_side(
+        self, text: str, side: SideTokens, limit: int | None, params: PoolingParams, framing: Framing
+    ) -> list[int]:
+        most = min(side.length, self.limits.max_model_len if limit is None else limit)
+        ids, _ = self._encode(text, None, most - len(side.mark), params, framing)
+        return side.framed(ids, most)
 
     def _measured(self, text: str, limit: int | None, params: PoolingParams) -> str:
         """A text that is worth tokenizing: no longer than the model can take, spaces not counted."""

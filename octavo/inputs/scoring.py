@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +14,7 @@ from octavo.flow.pooling import Pooled
 from octavo.flow.pooling_params import PoolingParams
 from octavo.flow.request import GenerationRequest
 from octavo.inputs.pooling import Framing, PoolingProcessor
+from octavo.inputs.sides import SIDES
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ def _by_vectors(
 ) -> ScorePlan:
     count, task = len(firsts), processor.tasks[0]
     requests: list[GenerationRequest] = []
-    for side, texts in (("text_1", firsts), ("text_2", seconds)):
+    for side, texts, role in (("text_1", firsts, SIDES[0]), ("text_2", seconds, SIDES[1])):
+        framing = replace(framing, side=role)
         for number, text in enumerate(texts):
             with _telling(side, number, len(texts)):
                 requests.append(processor.prepare(text, params, f"{request_id}-{len(requests)}", task, framing))
@@ -175,5 +177,7 @@ def _cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
 def _max_sim(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:
     """For each token of the first text the likest of the second's, all added up (Khattab and Zaharia 2020,
     arXiv:2004.12832, equation 3). Both: [tokens, width]."""
+    if not len(second):  # all of its tokens are skipped
+        return 0.0
     likeness: NDArray[np.float64] = np.einsum("ik,jk->ij", first, second, dtype=np.float64, optimize=True)
     return float(likeness.max(axis=1).sum())

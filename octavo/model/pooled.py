@@ -14,6 +14,7 @@ from octavo.model.checkpoint.mapped import MappedFile
 from octavo.model.families.encoder import architecture_of, gguf_head
 from octavo.model.families.reader import ConfigReader
 from octavo.model.families.table import WeightTable, at
+from octavo.model.late_files import read_sides
 from octavo.model.sentence_files import SentenceFiles, read_sentence_files
 from octavo.model.token_classifier import CLASSIFIER, answer_tokens, classifier_rows
 from octavo.ops.weight import StoredTensor
@@ -103,7 +104,8 @@ def pooled_model(opened: Checkpoint, wish: PoolingWish) -> PooledModel:
     pooler = _pooler(config, spec, kind, labels, encoder, sentence, wish)
     if late:
         asked = wish.config.use_activation if wish.config.normalize is None else wish.config.normalize
-        pooler = replace(pooler, late=True, normalize=asked is not False)
+        sides = read_sides(opened.directory, own=not sentence.present)
+        pooler = replace(pooler, late=True, normalize=asked is not False, sides=sides)
     return PooledModel(spec, table, pooler, sentence.files, tensors)
 
 

@@ -13,6 +13,30 @@ PoolingKind = Literal["embed", "classify", "token_classify"]
 
 
 @dataclass(frozen=True, slots=True)
+class SideSpec:
+    """How a query or a document of late interaction is read.
+
+    Attributes:
+        mark: token behind the first one; "": none.
+        length: most tokens, special ones and the mark included; longer texts are cut.
+        filled: shorter ones are filled up to that with mask tokens, which are read as any others.
+    """
+
+    mark: str
+    length: int
+    filled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SidesSpec:
+    """Both sides, and the tokens of documents that get no vector."""
+
+    query: SideSpec
+    document: SideSpec
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PoolerSpec:
     """How hidden states become an answer.
 
@@ -31,6 +55,7 @@ class PoolerSpec:
         lowercase: texts are made lower case first.
         joined: the two texts of a pair are read as one, the second right behind the first.
         late: texts are compared token by token (late interaction), so every token has its vector.
+        sides: what `late` models put into queries and documents; None: nothing.
         step_tag, returned: for "step": the marking token; and the classes that are returned, () for all.
     """
 
@@ -50,5 +75,6 @@ class PoolerSpec:
     lowercase: bool = False
     joined: bool = False
     late: bool = False
+    sides: SidesSpec | None = None
     step_tag: int | None = None
     returned: tuple[int, ...] = ()
