@@ -40,7 +40,7 @@ def cache_fingerprint(source: ModelSource, resolved: ResolvedConfig, groups: Seq
     model = resolved.model
     parts = (
         *(source.fingerprint(), model.weights.value, model.cache_types, model.block_size.value),
-        *(model.backend.value, model.isa.value, ABI_VERSION, _NUMBERS, repr(groups)),
+        *(model.linear_compute.value, model.backend.value, model.isa.value, ABI_VERSION, _NUMBERS, repr(groups)),
     )
     digest = hashlib.blake2b(digest_size=32, person=b"octavo-pages")
     for part in parts:

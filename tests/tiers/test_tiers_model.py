@@ -85,6 +85,15 @@ def test_the_prefix_cache_survives_a_restart_and_damage(wanted, tmp_path):
         assert max(rounds(llm, 1)[1]) < 20
 
 
+def test_blocks_of_products_that_round_otherwise_are_not_taken(tmp_path):
+    options = LIMITS | {"num_gpu_blocks_override": 60, "kv_disk": "64MiB", "kv_disk_path": str(tmp_path / "kv")}
+    with LLM(**options, linear_compute="int16") as llm:
+        rounds(llm, 1)
+    for compute, least, most in (("exact", 0, 19), ("int16", 80, 160)):
+        with LLM(**options, linear_compute=compute) as llm:
+            assert all(least <= cached <= most for cached in rounds(llm, 1)[1])
+
+
 def test_a_vanished_directory_and_a_full_disk_stop_nothing(wanted, tmp_path, monkeypatch):
     path = tmp_path / "kv"
     options = LIMITS | {"kv_disk": "64MiB", "kv_disk_path": str(path)}
