@@ -94,8 +94,9 @@ def walk(bench: Bench, model: Model, names: tuple[str, str, str], rows: int, rou
 def _parts(instructions: Sequence[Instruction], seconds: Sequence[float]) -> Iterator[Part]:
     found: dict[tuple[int, int], Part] = {}
     for ins, taken in zip(instructions, seconds, strict=True):
-        read = sum(map(_bytes_of, ins.operands)) if ins.opcode in (Opcode.LINEAR, Opcode.GATED_LINEAR) else 0
-        key = (ins.depth, ins.width) if read else (0, 0)
+        width = {Opcode.LINEAR: ins.width, Opcode.GATED_LINEAR: 2 * ins.width}.get(ins.opcode, 0)
+        read = sum(map(_bytes_of, ins.operands)) if width else 0
+        key = (ins.depth, width) if read else (0, 0)
         old = found.get(key, Part(*key, 0, 0.0, 0))
         found[key] = Part(*key, old.count + 1, old.seconds + taken, old.bytes + read)
     yield from sorted(found.values(), key=lambda part: -part.seconds)

@@ -174,7 +174,7 @@ def test_sizes_that_do_not_fit(machine: Machine) -> None:
     for format, block in (("q4_0", 32), ("q6_k", 256)):
         assert call.octavo_source_bytes(format_code(format), 3, block + 1) == -2
         assert call.octavo_packed_bytes(format_code(format), 3, block - 1) == -2
-    for unknown in (-1, 20, 99, 15 + 4096 * 6, 16 + 256 * 3):
+    for unknown in (-1, 21, 99, 15 + 4096 * 6, 16 + 256 * 3):
         assert call.octavo_source_bytes(unknown, 1, 256) == -1
         assert call.octavo_packed_bytes(unknown, 1, 256) == -1
         assert call.octavo_pack(machine.teams[0].handle, unknown, None, 1, 256, None) == -1
