@@ -372,6 +372,28 @@ void write_int8_row(const float* y, int64_t cols, uint8_t* out) {
   memcpy(out + cols, &scale, sizeof scale);
 }
 
+bool all_finite(const float* y, int64_t cols) {
+  Vec16 probe = zero();
+  for (int64_t k = 0; k < cols; k += kLanes) probe = fma(load(y + k), zero(), probe);
+  return sum(probe) == 0.0f;
+}
+
+// A row whose numbers are too large to be rotated has a scale that is none: found when the row is packed.
+// y: [cols], overwritten.
+void write_rotated_row(int32_t format, const uint8_t* row, int64_t cols, int32_t target, float* y, uint8_t* out) {
+  read_rotated(format, row, cols, y);
+  if (!all_finite(y, cols)) {
+    const float none = __builtin_nanf("");
+    memset(out, 0, static_cast<size_t>(source_row_bytes(target, cols)));
+    memcpy(out + (target == kInt8Rows ? cols : cols / 2), &none, sizeof none);
+    return;
+  }
+  if (target == kInt8Rows)
+    write_int8_row(y, cols, out);
+  else
+    write_stepped_row(y, cols, out);
+}
+
 } // namespace
 } // namespace octavo
 
@@ -398,12 +420,7 @@ int32_t octavo_quantize(void* team, int32_t format, const void* source, int64_t 
         write_e4m3_row(format, from_row, cols, to_row);
         continue;
       }
-      float* y = threads.scratch(thread, static_cast<size_t>(cols));
-      read_rotated(format, from_row, cols, y);
-      if (target == kInt8Rows)
-        write_int8_row(y, cols, to_row);
-      else
-        write_stepped_row(y, cols, to_row);
+      write_rotated_row(format, from_row, cols, target, threads.scratch(thread, static_cast<size_t>(cols)), to_row);
     }
   });
   return 0;

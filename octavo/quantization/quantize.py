@@ -62,9 +62,11 @@ def quantize(stored: StoredTensor, target: str) -> StoredTensor:
     if target == "e4m3_row_f32":
         return StoredTensor(stored.name, target, stored.shape, _e4m3(floats).reshape(-1))
     if target == "int8_row_f32_rotated":
-        return StoredTensor(stored.name, target, stored.shape, _int8(rotate(floats)).reshape(-1))
+        return StoredTensor(stored.name, target, stored.shape, _rotated(floats, _int8, stored.shape[1]).reshape(-1))
     if target == STEPPED:
-        return StoredTensor(stored.name, target, stored.shape, write_stepped(rotate(floats)).reshape(-1))
+        return StoredTensor(
+            stored.name, target, stored.shape, _rotated(floats, write_stepped, stored.shape[1] // 2).reshape(-1)
+        )
     values = floats.reshape(-1, FORMATS[target].elements)
     write = _WRITERS[target]
     parts = [write(values[start : start + _CHUNK]) for start in range(0, len(values), _CHUNK)]
@@ -85,6 +87,18 @@ def _e4m3(values: Floats) -> Codes:
     largest = np.abs(values).max(axis=1)
     scales = np.where(largest > 0, largest / E4M3_LARGEST, np.float32(1)).astype(np.float32)[:, None]
     return write_rows(e4m3_codes(np.clip(values / scales, -E4M3_LARGEST, E4M3_LARGEST)), scales, None)
+
+
+def _rotated(values: Floats, write: Callable[[Floats], Codes], scale_at: int) -> Codes:
+    """[rows, columns] -> stored rows of their rotation, a scale `scale_at` bytes from their start; it is NaN, which is
+    found when the row is packed, where numbers are too large to be rotated."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        turned = rotate(values)
+    lost = np.logical_not(np.isfinite(turned).all(axis=1, keepdims=True))[:, 0]
+    rows = write(np.where(lost[:, None], np.float32(0), turned))
+    rows[lost] = 0
+    rows[lost, scale_at : scale_at + 4] = np.array([np.nan], np.float32).view(np.uint8)
+    return rows
 
 
 def _int8(turned: Floats) -> Codes:

@@ -133,6 +133,22 @@ def test_8_bit_floats_are_torchs():
     assert np.abs(read - values).max(axis=1).max() <= (largest / 28).max()  # 3 bits of a fraction: 1 / 16 at most
 
 
+@pytest.mark.parametrize("target", [INT8, STEPPED])
+@pytest.mark.parametrize("isa", ISAS)
+def test_rows_too_large_to_be_rotated_are_named(isa, target):
+    packer, values = NativePacker(library(isa), team(isa)), np.ascontiguousarray(weights()[:, :128])
+    values[5, 70] = 3e37  # an outlier alone still fits
+    tensor = packer.quantize(stored(values), target)
+    np.testing.assert_array_equal(tensor.data, quantize(stored(values), target).data)
+    packer.matrix([tensor])
+    for row in ([3e38] * 128, [3e38, -3e38] * 64, [1.0] * 64 + [1e38] * 64):
+        values[7] = row
+        tensor = packer.quantize(stored(values), target)
+        np.testing.assert_array_equal(tensor.data, quantize(stored(values), target).data)
+        with pytest.raises(CheckpointError, match="w: row 7 holds"):
+            packer.matrix([tensor])
+
+
 @pytest.mark.parametrize("target", ["q8_0", "q4_1", FP8])
 @pytest.mark.parametrize("isa", ISAS)
 def test_what_cannot_be_rounded_is_named(isa, target):
