@@ -15,12 +15,8 @@ from octavo.kernels.cpu.structs import Coding, Format, format_code
 from octavo.ops.weight import PackedWeight, Segment
 
 DENSE = ("f32", "f16", "bf16")
-_SPANS = (
-    "int4z_g128_f16",
-    "int8_row_f32",
-    "int8_row_f32_rotated",
-    "e4m3_row_f32",
-)  # of quantized checkpoints: one of each kind
+# One of each kind that quantized checkpoints have, and what --quantization int8 makes.
+_SPANS = ("int4z_g128_f16", "int8_row_f32", "int8_row_f32_rotated", "e4m3_row_f32")
 FORMATS = (*(code.name.lower() for code in Format if code < Format.INT4), *_SPANS)
 # f16 numbers in a block of each format; the rest of a block may be any bits.
 HALVES = {

@@ -1,4 +1,4 @@
-"""`octavo plan`: what a model takes, here or on another machine, from headers alone, and which flag gives what."""
+"""`octavo plan`: what a model takes, here or on another machine, before it is loaded, and which flag gives what."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence

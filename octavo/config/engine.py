@@ -56,8 +56,8 @@ class ModelConfig:
     )
     quantization: str | None = option(
         None,
-        "rounds unquantized weights while loading: int8 (8.5 bits a weight), fp8 (8 bits) or int4 (5 bits; embedding "
-        "and head in 8); a quantized checkpoint (awq, gptq, compressed-tensors, fp8) is computed with as it is",
+        "rounds unquantized weights while loading: int8, fp8 (8 bits a weight) or int4 (4.5 bits; embedding and "
+        "head in 8); a quantized checkpoint (awq, gptq, compressed-tensors, fp8) is computed with as it is",
         flags=("-q",),
         metavar="int8|fp8|int4",
     )

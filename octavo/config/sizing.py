@@ -1,6 +1,6 @@
 """How much of the memory the KV cache gets, whether a configuration fits the machine, and what does when it does not.
 
-Pure arithmetic: what a model takes comes from a `Footprint`, which reads headers alone.
+Pure arithmetic: what a model takes comes from a `Footprint`, which packs nothing.
 """
 
 from collections.abc import Iterator, Sequence

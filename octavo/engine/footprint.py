@@ -1,4 +1,4 @@
-"""What a model takes in memory, from its headers alone: no weight is read, nothing is packed.
+"""What a model takes in memory, from its headers (int4: and two rows of each matrix); nothing is packed.
 
 Weights follow from the load plan and the packed layouts; activations from recording the program with weights that have
 a shape and no data; the cache from its groups.

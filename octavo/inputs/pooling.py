@@ -306,7 +306,8 @@ class PoolingProcessor:
 
     def _side_of(self, framing: Framing) -> SideTokens | None:
         """What frames a text: it is said to be a query or a document, or a prompt of that name is asked for."""
-        side = framing.side or next((name for name in SIDES if name == framing.prompt_name), None)
+        named: Side | None = next((name for name in SIDES if framing.prompt_name == name), None)
+        side = framing.side or named
         return None if side is None else self._sides.get(side)
 
     def _encode_side(

@@ -25,10 +25,6 @@ class ScorePlan:
     pairs: list[tuple[int, int]]
     late: bool = False
 
-    def tokens_of(self, pair: int) -> int:
-        """Prompt tokens that a score has taken."""
-        return sum(len(self.requests[which].prompt_token_ids) for which in set(self.pairs[pair]))
-
     def scores(self, answers: Sequence[Pooled]) -> list[float]:
         """A cross-encoder's number, the cosine of two vectors or, of vectors of tokens, their `_max_sim`."""
         if self.late:

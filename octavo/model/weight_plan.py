@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -210,7 +211,7 @@ class _Planner:
             if self._fits(tensor, shape) and self._usable(tensor, source):
                 cut = self._slices(source, tensor, rows, columns, self._pairs(place, part, source))
                 if self._scheme != "none" and FORMATS[tensor.format].role == "float":
-                    sample = None if source.transpose else _some_rows(tensor)
+                    sample = None if source.transpose else partial(_some_rows, tensor)
                     format = target_format(self._scheme, f"{place}{name}", columns, sample) or self._format(tensor)
                     cut = [replace(each, format=format) for each in cut]
                 slices += cut

@@ -87,7 +87,7 @@ class Format:
 
     @property
     def bits_per_weight(self) -> float:
-        """Storage cost of one element, in bits, its share of the scales included."""
+        """Storage cost of one element, in bits, its share of the scales included but those of whole rows."""
         return 8 * self.block_bytes / self.elements
 
     def row_bytes(self, columns: int) -> int:

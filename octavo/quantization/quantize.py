@@ -33,19 +33,19 @@ _LEVELS = np.float32(15)
 _CHUNK = 1 << 16  # blocks rounded together: bounds the memory
 
 
-def target_format(scheme: str, name: str, columns: int, sample: Floats | None = None) -> str | None:
+def target_format(scheme: str, name: str, columns: int, sample: Callable[[], Floats] | None = None) -> str | None:
     """The format that a matrix of plain numbers gets; None when its rows are no whole number of blocks.
 
     Args:
         name: canonical, as "embed" or "layers.3.mlp.down".
-        sample: some of its rows. Numbers that were rounded to 4 bits before stay on their grid in q4_1, which finds it
-            again without loss; rotated rows have none.
+        sample: reads some of its rows. Numbers that were rounded to 4 bits before stay on their grid in q4_1, which
+            finds it again without loss; rotated rows have none.
     """
     inside, outside = SCHEMES[scheme]
     target = inside if name.startswith("layers.") else outside
     if columns % FORMATS[target].elements:
         target = _NARROW.get(target, target)
-    if target == STEPPED and sample is not None and has_grid(sample):
+    if target == STEPPED and sample is not None and has_grid(sample()):
         target = "q4_1"
     return None if columns % FORMATS[target].elements else target
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.quantization.format import ROTATED, Format, Spans
+from octavo.quantization.format import ROTATED, SCALE_BYTES, Format, Spans
 from octavo.quantization.stepped import read_stepped
 
 Bytes = NDArray[np.uint8]
@@ -138,9 +138,9 @@ def _spans(format: Format) -> Spans:
 
 
 def _split(format: Format, spans: Spans, data: Bytes, columns: int) -> tuple[Bytes, Floats, Bytes | None]:
-    """Packed codes, scales and zero points of stored rows."""
+    """Packed codes, scales and zero points of stored rows; steps and starts are left out."""
     rows = np.ascontiguousarray(data).reshape(-1, format.row_bytes(columns))
-    coded, count = columns * spans.bits // 8, spans.count(columns)
-    scaled = coded + rows.shape[1] - coded - (count if spans.zeros else 0)
+    coded = columns * spans.bits // 8
+    scaled = coded + spans.count(columns) * SCALE_BYTES[spans.scale]
     scales = scale_values(spans.scale, np.ascontiguousarray(rows[:, coded:scaled]))
     return rows[:, :coded], scales, np.ascontiguousarray(rows[:, scaled:]) if spans.zeros else None

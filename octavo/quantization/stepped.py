@@ -20,14 +20,10 @@ _STARTS = (0, -2, -1, 1, 2)  # that are tried for each: fifths of a step from wh
 _CHUNK = 1 << 15  # groups rounded together: bounds the memory
 
 
-def row_bytes(columns: int) -> int:
-    """Of a stored row: codes (the even column's in the low half), float32 scale, steps, starts (signed)."""
-    return columns // 2 + 4 + 2 * (columns // GROUP)
-
-
 def write_stepped(values: Floats) -> Bytes:
     """[rows, columns] -> stored rows; columns a multiple of 32.
 
+    A row: codes (the even column's in the low half), float32 scale, steps, starts (signed).
     A group's step and start are those of the tried ones that leave the least squared error; of equal ones the first.
     Every number here is exact but for the scale and the sixteenths, so all implementations find the same.
     """

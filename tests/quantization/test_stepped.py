@@ -71,6 +71,8 @@ def test_a_stored_matrix_is_read_in_the_inputs_own_basis():
     np.testing.assert_array_equal(dequantize(STEPPED, rounded.data, values.shape), rotate(turned * scales[:, None]))
     assert np.abs(dequantize(STEPPED, rounded.data, values.shape) - values).mean() < 0.1 * np.abs(values).mean()
     assert first_invalid_row(rounded) is None
+    rounded.data.reshape(36, -1)[3, 108:112] = 255  # starts of -1, which are no floats
+    assert first_invalid_row(rounded) is None
     rounded.data.reshape(36, -1)[7, 96:100] = 255  # the scale of a row
     assert first_invalid_row(rounded) == 7
 
@@ -93,12 +95,12 @@ def test_a_matrix_that_was_rounded_to_4_bits_before_keeps_its_grid():
             blocks[:, 3] = 0xA2
         grid = dequantize(format, blocks.reshape(-1), values.shape)
         assert has_grid(grid)
-        assert target_format("int4", "layers.0.mlp.up", 256, grid) == "q4_1"
+        assert target_format("int4", "layers.0.mlp.up", 256, lambda grid=grid: grid) == "q4_1"
         rounded = quantize(stored(grid), "q4_1")
         relative = np.square(dequantize("q4_1", rounded.data, grid.shape) - grid).sum() / np.square(grid).sum()
         assert relative < 1e-3  # of numbers without a grid 5e-3 is left
     assert not has_grid(values)
     bf16 = dequantize("bf16", bf16_from_f32(values).view(np.uint8).reshape(-1), values.shape)
-    assert target_format("int4", "layers.0.mlp.up", 256, bf16) == STEPPED
+    assert target_format("int4", "layers.0.mlp.up", 256, lambda: bf16) == STEPPED
     mixed = np.where(np.arange(12)[:, None] < 11, grid, values)
     assert not has_grid(mixed)
