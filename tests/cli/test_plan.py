@@ -1,4 +1,4 @@
-"""`octavo plan` is exact and reads headers alone; what cannot fit is refused before loading."""
+"""`octavo plan` is exact and reads headers; what cannot fit is refused before loading."""
 
 import json
 from dataclasses import replace
