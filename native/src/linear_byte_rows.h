@@ -57,6 +57,7 @@ struct ByteRows {
   }
   // The lines from `first`, a place of ahead .. ahead_end, on that stand together.
   void set_ahead(const uint8_t* first) {
+    if (!ahead) return;
     const uint8_t* half = ahead + (ahead_end - ahead) / 2;
     if (apart && first < half) ahead_end = half;
     const int64_t behind = apart && first >= half ? apart - (half - ahead) : 0;
