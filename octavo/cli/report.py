@@ -7,6 +7,7 @@ from typing import cast
 
 from octavo.config.values import format_size
 from octavo.engine.build import Engine
+from octavo.kernels.choose import KernelChoice
 from octavo.kernels.cpu.describe import describe
 from octavo.spec.decoder import (
     Body,
@@ -39,7 +40,7 @@ def report(engine: Engine, template: ChatTemplate | None) -> Iterator[str]:
     yield from _section("configuration", _choice_lines(engine))
     yield from _section("memory", _memory_lines(engine))
     yield from _section("cache groups", _group_lines(engine))
-    yield from _section("kernels", [_pair(k.what, f"{k.kernel:32} {k.reason}") for k in engine.kernels])
+    yield from _section("kernels", _kernel_lines(engine.kernels))
     yield from _section("chat template", _template_lines(template))
     yield from _section("start-up", [_pair(phase, f"{seconds:.2f} s") for phase, seconds in engine.phases])
 
@@ -205,6 +206,12 @@ def _memory_lines(engine: Engine) -> list[str]:
         _pair("this process now", format_size(memory.resident_bytes)),
         _pair("free on the machine", format_size(memory.available_bytes)),
     ]
+
+
+def _kernel_lines(kernels: Sequence[KernelChoice]) -> list[str]:
+    """A table: names of formats are long."""
+    what, kernel = (max(len(getattr(choice, name)) for choice in kernels) for name in ("what", "kernel"))
+    return [f"{k.what:{max(what, _WIDTH)}} {k.kernel:{kernel}} {k.reason}" for k in kernels]
 
 
 def _group_lines(engine: Engine) -> list[str]:

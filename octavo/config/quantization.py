@@ -6,6 +6,8 @@ _ASKED = "asked for"
 FORMAT_OF_DTYPE = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 # What most weights are stored as under each scheme; octavo/quantization/quantize.py has the rest.
 FORMAT_OF_SCHEME = {"int8": "int8_row_f32_rotated", "int4": "int4s_row_f32_rotated", "fp8": "e4m3_row_f32"}
+# Of which weights this does not hold, as a model's headers cannot tell.
+EXCEPT_OF_SCHEME = {"int4": "; layers that were rounded to 4 bits before stay on their grid, in q4_1"}
 # vLLM's names of quantized checkpoints, and the kind each is; any kernel of its own is not a choice here.
 _CHECKPOINTS = {
     "awq": "awq", "awq_marlin": "awq", "gptq": "gptq", "gptq_marlin": "gptq",
@@ -74,5 +76,5 @@ def choose_linear_compute(asked: str, weights: str, scheme: str, backend: str) -
     if scheme == "fp8" or weights.startswith("e4m3"):
         return ("exact", "codes that are floats are multiplied as floats")
     if scheme in FORMAT_OF_SCHEME:
-        return ("int8", f"weights are rounded to {weights} for speed, and rounding inputs costs little beside that")
+        return ("int8", f"weights are rounded to {scheme} for speed, and rounding inputs costs little beside that")
     return ("int16", f"a file in {weights} answers as it was made to, for half of what float32 inputs cost in prompts")

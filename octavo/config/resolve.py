@@ -14,7 +14,13 @@ from octavo.config.engine import CacheConfig, EngineConfig
 from octavo.config.environment import Environment
 from octavo.config.machine import Machine, Placement, place_threads
 from octavo.config.profile import PROFILES, Profile
-from octavo.config.quantization import FORMAT_OF_DTYPE, FORMAT_OF_SCHEME, choose_linear_compute, choose_quantization
+from octavo.config.quantization import (
+    EXCEPT_OF_SCHEME,
+    FORMAT_OF_DTYPE,
+    FORMAT_OF_SCHEME,
+    choose_linear_compute,
+    choose_quantization,
+)
 from octavo.config.sizing import Request, Setup, grant, read_wish, too_small
 from octavo.config.values import format_size, parse_size
 from octavo.errors import ConfigError, UnsupportedError
@@ -392,7 +398,8 @@ def _backend(config: EngineConfig, environment: Environment, isas: tuple[str, ..
 def _weights(config: EngineConfig, facts: ModelFacts, quantization: str) -> Choice[str]:
     """How weights are stored in memory; quantized ones stay as they are, whatever `dtype` says."""
     if quantization in FORMAT_OF_SCHEME:
-        return Choice(FORMAT_OF_SCHEME[quantization], f"quantization {quantization}")
+        reason = f"quantization {quantization}{EXCEPT_OF_SCHEME.get(quantization, '')}"
+        return Choice(FORMAT_OF_SCHEME[quantization], reason)
     asked = FORMAT_OF_DTYPE.get(config.model.dtype)
     if asked is None or asked == facts.format:
         return Choice(facts.format, "as in the file")

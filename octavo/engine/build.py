@@ -391,7 +391,7 @@ def _tell(engine: Engine, from_cache: bool) -> None:
         "%s: %s in %s, %s",
         engine.source.family,
         format_size(engine.memory.weight_bytes),
-        model.weights.value,
+        model.weights.value if model.quantization.value == "none" else model.quantization.value,
         "packed weights from the cache" if from_cache else f"packed from {format_size(engine.source.file_bytes)}",
     )
     log.info(

@@ -22,6 +22,7 @@ _ISA_REASON = {
 
 _DENSE = ("f32", "f16")
 _ROUNDED = {"int8": "activations in 8 bits, one scale for 32", "int16": "activations in 16 bits, one scale for 128"}
+_WHOLE_ROWS = ("int8_row", "int4s_row")  # multiply inputs in 8 bits that have one scale, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,5 +80,7 @@ def _format_choice(name: str, share: float, compute: str) -> KernelChoice:
     if name == "bf16":
         inputs = "activations rounded to bf16"
     elif compute in _ROUNDED and name not in _DENSE and not name.startswith("e4m3"):
-        inputs = _ROUNDED[compute]
+        by_token = compute == "int8" and name.startswith(_WHOLE_ROWS)
+        inputs = "activations in 8 bits, one scale a token" if by_token else _ROUNDED[compute]
+        inputs += ", rotated" if name.endswith("_rotated") else ""
     return KernelChoice(f"weights in {name}", kernel, f"{share:.0%} of the elements are stored so; {inputs}")

@@ -168,6 +168,17 @@ def _some_rows(tensor: StoredTensor) -> NDArray[np.float32]:
     return np.concatenate([dequantize(tensor.format, data, (1, columns)) for data in some])
 
 
+def _some_columns(tensor: StoredTensor) -> NDArray[np.float32]:
+    """The same of a matrix that is [in, out]: 32 neighbouring inputs of up to 16 outputs, at two places, [outputs, 32].
+
+    Whole columns would touch every page of the file.
+    """
+    columns, rows = tensor.shape
+    cells = tensor.data.reshape(columns, rows, -1)
+    some = [cells[start // 32 * 32 :][:32, rows // 3 :][:, :16] for start in (columns // 3, columns // 2)]
+    return np.concatenate([dequantize(tensor.format, data, data.shape[:2]).T for data in some])
+
+
 @dataclass(slots=True)
 class _Problems:
     missing: list[str] = field(default_factory=list[str])
@@ -211,7 +222,7 @@ class _Planner:
             if self._fits(tensor, shape) and self._usable(tensor, source):
                 cut = self._slices(source, tensor, rows, columns, self._pairs(place, part, source))
                 if self._scheme != "none" and FORMATS[tensor.format].role == "float":
-                    sample = None if source.transpose else partial(_some_rows, tensor)
+                    sample = partial(_some_columns if source.transpose else _some_rows, tensor)
                     format = target_format(self._scheme, f"{place}{name}", columns, sample) or self._format(tensor)
                     cut = [replace(each, format=format) for each in cut]
                 slices += cut

@@ -204,6 +204,7 @@ def test_what_products_do_with_their_inputs(options: dict[str, Any], format: str
     model = resolve(facts=replace(FACTS, format=format), **options)
     assert (model.quantization.value, model.weights.value, model.linear_compute.value) == expected
     assert all(choice.reason for choice in (model.quantization, model.weights, model.linear_compute))
+    assert ("q4_1" in model.weights.reason) == (expected[0] == "int4")
 
 
 @pytest.mark.parametrize(

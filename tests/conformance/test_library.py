@@ -19,7 +19,7 @@ from octavo.kernels.cpu.library import ISA_ORDER, NATIVE_DIRECTORY, load_library
 from octavo.kernels.cpu.packer import NativePacker
 from octavo.kernels.cpu.team import ThreadTeam
 from octavo.ops.conformance import FORMATS, stored
-from octavo.ops.weight import StoredTensor
+from octavo.ops.weight import PackedWeight, Segment, StoredTensor
 from tests.conformance.devices import ISAS, library, team
 
 BEST = ISAS[0]
@@ -194,6 +194,23 @@ def test_choices_name_the_kernels_and_why(packer):
     way = library(BEST).bf16_products().way
     assert formats[2].kernel == {"floats": "widened to float32", "pairs": "VDPBF16PS", "tiles": "TDPBF16PS"}[way]
     assert "asked for" in kernel_choices(library(BEST), weights, forced=True)[0].reason
+
+
+@pytest.mark.parametrize(
+    ("format", "inputs"),
+    [
+        ("q8_0", "one scale for 32"),
+        ("int8_row_f32", "one scale a token"),
+        ("int8_row_f32_rotated", "one scale a token, rotated"),
+        ("int4s_row_f32_rotated", "one scale a token, rotated"),
+        ("int8z_row_f32", "one scale for 32"),
+        ("f32", "activations stay float32"),
+    ],
+)
+def test_the_scales_of_inputs_are_those_that_products_take(format, inputs):
+    weight = PackedWeight((16, 64), (Segment(format, 16, None),))
+    [_, choice] = kernel_choices(library(BEST), [weight], forced=False, compute="int8")
+    assert choice.reason.endswith(inputs)
 
 
 class _Widening:
