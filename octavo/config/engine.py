@@ -104,7 +104,8 @@ class CacheConfig:
 
     block_size: Literal[8, 16, 32, 64, 128] = option(16, "tokens a cache block holds")
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2", "int4"] = option(
-        "auto", "type of cached keys and values"
+        "auto",
+        "type of cached keys and values (auto: int8 with --quantization int8 or int4, else 16 bits)",
     )
     kv_cache_dtype_skip_layers: tuple[str, ...] = option(
         (),

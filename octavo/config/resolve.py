@@ -58,6 +58,7 @@ class ModelFacts:
     pooled: bool = False  # nothing is generated
     whole: bool = False  # texts are computed in one step, since their tokens see each other both ways
     usual_length: int | None = None  # tokens of a text that it is made for, when not as many as it has positions
+    rotates: bool = True  # what it caches may be kept in the types that rotate: int8 and int4
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,9 @@ def resolve_model(
     quantization = Choice(*choose_quantization(config.model.quantization, facts.format, facts.method))
     weights = _weights(config, facts, quantization.value)
     backend, isa = _backend(config, environment, isas)
+    compute = choose_linear_compute(
+        config.execution.linear_compute, facts.coded or weights.value, quantization.value, backend.value
+    )
     return ResolvedModel(
         backend=backend,
         isa=isa,
@@ -152,12 +156,8 @@ def resolve_model(
         placement=_placement(threads.value, machine),
         weights=weights,
         quantization=quantization,
-        linear_compute=Choice(
-            *choose_linear_compute(
-                config.execution.linear_compute, facts.coded or weights.value, quantization.value, backend.value
-            )
-        ),
-        kv_cache_dtype=_kv_cache_dtype(config, weights.value, facts.whole),
+        linear_compute=Choice(*compute),
+        kv_cache_dtype=_kv_cache_dtype(config, facts, weights.value, quantization.value if compute[0] == "int8" else ""),
         kv_cache_dtype_skip_layers=_skipped_layers(config),
         block_size=_asked_or_default(config.cache.block_size, 16, "the default"),
         max_model_len=max_model_len,
@@ -408,16 +408,24 @@ def _weights(config: EngineConfig, facts: ModelFacts, quantization: str) -> Choi
     return Choice(asked, "asked for with dtype")
 
 
-def _kv_cache_dtype(config: EngineConfig, weights: str, whole: bool) -> Choice[str]:
+def _kv_cache_dtype(config: EngineConfig, facts: ModelFacts, weights: str, rounded: str) -> Choice[str]:
+    """Of keys and values. rounded: how weights were rounded while they loaded, where inputs are rounded as well."""
     asked, skipped = config.cache.kv_cache_dtype, config.cache.kv_cache_dtype_skip_layers
-    if skipped and asked in ("auto", *PLAIN_TYPES):
+    chosen = _usual_cache_dtype(facts, weights, rounded) if asked == "auto" else Choice(asked, _ASKED)
+    if skipped and chosen.value in PLAIN_TYPES:
         raise ConfigError(
             f"kv_cache_dtype_skip_layers {','.join(skipped)} leaves layers of a quantized cache as they are, and "
             f"kv_cache_dtype {asked} quantizes none: choose int8, fp8_e4m3, fp8_e5m2 or int4, or leave it out"
         )
-    if asked == "auto" and whole:
+    return chosen
+
+
+def _usual_cache_dtype(facts: ModelFacts, weights: str, rounded: str) -> Choice[str]:
+    if facts.whole:
         return Choice("float32", "exact, since nothing is kept beyond a step")
-    return _plain_cache_dtype(weights) if asked == "auto" else Choice(asked, _ASKED)
+    if rounded in ("int8", "int4") and facts.rotates:
+        return Choice("int8", f"half of float16, and beside quantization {rounded} it changes little")
+    return _plain_cache_dtype(weights)
 
 
 def _plain_cache_dtype(weights: str) -> Choice[str]:

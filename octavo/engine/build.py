@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from octavo.cache.group import KVCacheGroup
-from octavo.cache.layout import layer_caches, state_pages
+from octavo.cache.layout import layer_caches, layer_needs, state_pages
 from octavo.cache.manager import CacheManager
 from octavo.cache.options import CacheOptions
 from octavo.config.engine import EngineConfig
@@ -175,6 +175,7 @@ def resolve_for(config: EngineConfig, source: ModelSource, machine: Machine) -> 
         pooled=source.pooler is not None,
         whole=source.spec.whole,
         usual_length=None if source.pooler is None else source.pooler.max_length,
+        rotates=all(need.can_rotate for need in layer_needs(source.spec).values()),
     )
     isas = () if config.execution.backend == "torch" else supported_isas()
     environment = read_environment()

@@ -208,6 +208,33 @@ def test_what_products_do_with_their_inputs(options: dict[str, Any], format: str
 
 
 @pytest.mark.parametrize(
+    ("options", "facts", "expected"),
+    [
+        ({"quantization": "int8"}, {}, "int8"),
+        ({"quantization": "int4", "kv_cache_dtype_skip_layers": ("first",)}, {}, "int8"),
+        ({"quantization": "int8", "kv_cache_dtype": "float16"}, {}, "float16"),
+        ({"quantization": "int8", "linear_compute": "exact"}, {}, "float16"),
+        ({"quantization": "int8", "backend": "torch"}, {}, "float16"),
+        ({"quantization": "fp8"}, {}, "float16"),
+        ({"quantization": "int8"}, {"rotates": False}, "float16"),
+        ({"quantization": "int8"}, {"whole": True}, "float32"),
+        ({"linear_compute": "int8"}, {"format": "q8_0"}, "float16"),
+    ],
+)
+def test_where_everything_is_rounded_to_8_bits_the_cache_is(
+    options: dict[str, Any], facts: dict[str, Any], expected: str
+) -> None:
+    chosen = resolve(facts=replace(FACTS, **facts), **options).kv_cache_dtype
+    assert chosen.value == expected
+    assert chosen.reason
+
+
+def test_layers_cannot_be_left_out_of_what_is_not_quantized() -> None:
+    with pytest.raises(ConfigError, match="kv_cache_dtype auto quantizes none"):
+        resolve(kv_cache_dtype_skip_layers=("first",))
+
+
+@pytest.mark.parametrize(
     ("asked", "format", "error", "words"),
     [
         (
