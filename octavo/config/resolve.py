@@ -157,7 +157,9 @@ def resolve_model(
         weights=weights,
         quantization=quantization,
         linear_compute=Choice(*compute),
-        kv_cache_dtype=_kv_cache_dtype(config, facts, weights.value, quantization.value if compute[0] == "int8" else ""),
+        kv_cache_dtype=_kv_cache_dtype(
+            config, facts, weights.value, quantization.value if compute[0] == "int8" else ""
+        ),
         kv_cache_dtype_skip_layers=_skipped_layers(config),
         block_size=_asked_or_default(config.cache.block_size, 16, "the default"),
         max_model_len=max_model_len,
