@@ -2,29 +2,10 @@
 // so that both products are sums of integers. See docs/decisions/0021-attention-in-integers.md.
 #pragma once
 #include "attention_coded_tile.h"
+#include "attention_coded_weights.h"
 #include "attention_unit.h"
 
 namespace octavo {
-
-// Floats as integers up to a bound, times one scale. Less than 2^-110 is nothing; when one is not finite the scale is
-// NaN.
-struct InputScale {
-  float scale, factor;
-  bool finite;
-
-  // most: a vector of the largest magnitudes.
-  InputScale(Vec16 magnitudes, float bound) {
-    const float most = largest_magnitude(magnitudes);
-    finite = most < INFINITY;
-    const bool any = finite && most > 0x1p-110f;
-    factor = any ? bound / most : 0.0f;
-    scale = any ? most / bound : finite ? 0.0f : NAN;
-  }
-  Vec16 round(Vec16 values) const { return finite ? round_int(values * set1(factor)) : zero(); }
-};
-
-// What sums with codes begin with, since codes are raised: `inputs` are sums of them.
-inline int32_t start_of(Vec16 inputs, int raised) { return -static_cast<int32_t>(sum(inputs)) * raised; }
 
 template <class Format> class CodedWork : public UnitRows<Format> {
   using Base = UnitRows<Format>;
@@ -38,24 +19,27 @@ public:
     input_scales_ = memory.take(rows_);
     input_starts_ = reinterpret_cast<int32_t*>(memory.take(rows_ * groups_));
     scores_ = memory.take(rows * kPart);
-    scaled_ = memory.take(rows * groups_ * kPart);
+    scaled_ = Format::kGrouped ? memory.take(rows * kPart) : scores_;
+    scales_ = memory.take(together_ * groups_ * kPart);
     weights_ = bytes(memory, rows * groups_ * kWeightBytes);
     weight_scales_ = memory.take(rows * groups_);
+    weight_starts_ = reinterpret_cast<int32_t*>(memory.take(rows * groups_));
+    most_ = memory.take(rows + 4);
     sums_ = reinterpret_cast<int32_t*>(memory.take(rows * padded));
     if (!in_chunks_) {
       gathered_ = bytes(memory, gathered_bytes(attention));
       gathered_scales_ = reinterpret_cast<uint16_t*>(memory.take(groups_ * kPart / 2));
     }
     for (int64_t token = 0; token < count; ++token) load_queries(token);
-    for (int64_t row = 0; row < rows_; ++row) round_query(row);
+    for_fours(0, rows_, [&](int64_t row, int64_t four) { round_queries(row, four); });
   }
 
   static int64_t floats_needed(const Attention& attention, int64_t tokens) {
     const int64_t all = tokens * attention.group, rows = tokens_together(attention) * attention.group;
     const int64_t groups = attention.layer.layout.groups(attention.head_dim);
     return Base::floats_needed(attention, tokens) + all * (attention.padded / 2 + 1 + groups) +
-           rows * (kPart + groups * (kPart + kWeightBytes / 4 + 1) + attention.padded) + gathered_bytes(attention) / 4 +
-           groups * kPart / 2 + 16 * 10;
+           rows * (2 * kPart + groups * (kPart + kWeightBytes / 4 + 2) + attention.padded + 1) + 4 +
+           gathered_bytes(attention) / 4 + groups * kPart / 2 + 16 * 13;
   }
 
   // Sums over one part, for the rows that see it; they join the totals when wanted, and are written after the last
@@ -63,22 +47,25 @@ public:
   void run_part(int64_t part, bool joins) {
     begin_ = part * kPart;
     placed_ = {-1, 0, 0, 0};
+    scales_of_ = {-1, 0, 0, 0};
     look_ahead(part);
     for (int64_t first = 0; first < token_count_; first += together_) {
       const int64_t last = smaller(first + together_, token_count_);
-      const int64_t base = joins ? first : 0; // token whose rows are the first of what is kept
-      run_tokens({first, last}, base, first == 0 && fetches_);
+      const bool begins = joins && begin_with(first, last, part);
+      into_ = begins ? total_ : part_;
+      base_ = joins && !begins ? first : 0;
+      run_tokens({first, last}, first == 0 && fetches_);
       if (!joins) continue;
-      join_rows(first * attention_.group, last * attention_.group, base * attention_.group, part);
+      if (!begins) join_rows(first * attention_.group, last * attention_.group, first * attention_.group, part);
       write_outputs(first * attention_.group, last * attention_.group, part);
     }
   }
 
 private:
   using Base::attention_, Base::layout_, Base::tokens_, Base::token_count_, Base::kv_head_, Base::rows_,
-      Base::in_chunks_, Base::queries_, Base::part_, Base::parts_end_, Base::next_;
-  using Base::block_of, Base::join_rows, Base::load_queries, Base::range_of, Base::seen, Base::weigh_rows,
-      Base::write_outputs;
+      Base::in_chunks_, Base::in_order_, Base::queries_, Base::part_, Base::total_, Base::parts_end_, Base::next_;
+  using Base::begins_with, Base::bend_scores, Base::block_of, Base::join_rows, Base::load_queries, Base::range_of,
+      Base::seen, Base::sees, Base::write_outputs;
   using typename Base::Range;
   using typename Base::Run;
 
@@ -98,43 +85,78 @@ private:
     return larger(layout.code_rows() * 4 * kPart, layout.value_quad() * kPart / 4);
   }
 
+  // use(row, count): rows first .. last - 1, four at a time.
+  template <class F> static void for_fours(int64_t first, int64_t last, F&& use) {
+    for (int64_t row = first; row < last; row += 4) use(row, smaller(4, last - row));
+  }
+
+  // Whether this is the first part that they see, of those that see it.
+  bool begin_with(int64_t first, int64_t last, int64_t part) const {
+    for (int64_t token = first; token < last; ++token) {
+      if (!begins_with(token, part) && sees(token, part)) return false;
+    }
+    return true;
+  }
+
   // H q . H k = size q . k, and size is a power of two.
-  void round_query(int64_t row) {
+  void round_queries(int64_t row, int64_t count) {
     const int64_t width = attention_.head_dim, size = Format::kGrouped ? kScaleGroup : attention_.padded;
-    float* query = queries_ + row * width;
-    rotate_quickly(query, width, attention_.rotation);
-    Vec16 most = zero(), total = zero();
-    for (int64_t at = 0; at < width; at += 16) most = max_magnitude(load_up_to(query + at, width - at), most);
-    const InputScale inputs(most, width <= 512 ? kMostInput : floorf(kMostInput * 512 / static_cast<float>(width)));
-    input_scales_[row] = inputs.scale / static_cast<float>(attention_.rotation);
-    uint8_t* to = inputs_ + row * attention_.padded * kInputBytes;
-    for (int64_t at = 0; at < width; at += 16) {
-      const Vec16 whole = inputs.round(load_up_to(query + at, width - at));
-      store_inputs(to + at * kInputBytes, whole);
-      total = total + whole;
-      if (at + 16 < width && (at + 16) % size != 0) continue;
-      input_starts_[row * groups_ + at / size] = start_of(total, Format::kRaised);
-      total = zero();
+    const float bound = width <= 512 ? kMostInput : floorf(kMostInput * 512 / static_cast<float>(width));
+    Vec16 lanes[4] = {zero(), zero(), zero(), zero()};
+    for (int64_t i = 0; i < count; ++i) {
+      float* query = queries_ + (row + i) * width;
+      rotate_quickly(query, width, attention_.rotation);
+      lanes[i] = largest_magnitudes(query, width);
+    }
+    float most[4];
+    largest_magnitudes_of(lanes, most);
+    for (int64_t at = 0; at < width; at += size) {
+      InputSums sums[4] = {no_inputs(), no_inputs(), no_inputs(), no_inputs()};
+      for (int64_t i = 0; i < count; ++i) {
+        const InputScale inputs(most[i], bound);
+        input_scales_[row + i] = inputs.scale / static_cast<float>(attention_.rotation);
+        uint8_t* to = inputs_ + ((row + i) * attention_.padded + at) * kInputBytes;
+        sums[i] = inputs.round(queries_ + (row + i) * width + at, smaller(size, width - at), to);
+      }
+      int32_t totals[4];
+      totals_of(sums, totals);
+      for (int64_t i = 0; i < count; ++i) input_starts_[(row + i) * groups_ + at / size] = start_of(totals[i]);
     }
   }
 
+  // What sums with codes begin with, since codes are raised: inputs are a sum of them.
+  static int32_t start_of(int32_t inputs) { return -inputs * Format::kRaised; }
+
   Range seen_by(int64_t first_row, int64_t last_row) const { return seen(first_row, last_row, 1, begin_, kPart); }
 
-  void run_tokens(Run tokens, int64_t base, bool fetch) {
+  void run_tokens(Run tokens, bool fetch) {
     const int64_t group = attention_.group, first = tokens.first * group, last = tokens.last * group;
     const Range range = seen_by(first, last);
     if (range.first >= range.last) return;
-    const int64_t chunk = range.first / 16, end = (range.last + 15) / 16;
-    for_spans({tokens.first, tokens.last, chunk, end}, [&](Span span) { score(tokens.first, span, fetch); });
-    weigh_rows(first, last, scores_, begin_);
-    for_spans({tokens.first, tokens.last, chunk, end}, [&](Span span) { scale_weights(tokens.first, span); });
-    for (int64_t row = first; row < last; ++row) round_weights(row, row - first, chunk, end);
-    for_spans({tokens.first, tokens.last, chunk, end}, [&](Span span) { add(tokens.first, span, fetch); });
-    for (int64_t row = first; row < last; ++row) read_sums(row - first, row - base * group);
+    const Span all = {tokens.first, tokens.last, range.first / 16, (range.last + 15) / 16};
+    const bool one = in_one_place(all);
+    first_ = tokens.first;
+    for_spans(all, [&](const Span& span) { score(span, fetch); });
+    for_spans(all, [&](const Span& span) { load_scales(span, one); });
+    weigh(first, last, one);
+    for (int64_t group = 0; group < groups_; ++group) {
+      for_fours(first, last, [&](int64_t row, int64_t count) { round_weights(row, count, group, all, one); });
+    }
+    if (!one) begin_sums(last - first);
+    for_spans(all, [&](const Span& span) { add(span, one, fetch); });
+    if (!one) read_sums(last - first);
+  }
+
+  // Whether for_spans will not cut this.
+  bool in_one_place(const Span& all) const {
+    for (int64_t token = all.first + 1; token < all.last; ++token) {
+      if (tokens_[token].common < begin_ + 16 * all.end) return false;
+    }
+    return true;
   }
 
   // use(span) for all tokens and chunks of `all`, cut where tokens stop to have their blocks in common.
-  template <class F> void for_spans(Span all, F&& use) const {
+  template <class F> void for_spans(const Span& all, F&& use) const {
     for (int64_t first = all.first; first < all.last;) {
       int64_t last = first + 1, end = all.end;
       for (; last < all.last; ++last) {
@@ -151,8 +173,7 @@ private:
   }
 
   // Chunks chunk .. end - 1 of the part at `begin`, of a token.
-  CodedPart place_of(const Row& token, int64_t head, int64_t begin, int64_t chunk, int64_t end) const {
-    CodedPart part;
+  void place(const Row& token, int64_t head, int64_t begin, int64_t chunk, int64_t end, CodedPart& part) const {
     part.key_stride = layout_.block_size * 4;
     part.value_stride = layout_.value_quad();
     part.scale_stride = layout_.block_size;
@@ -167,7 +188,7 @@ private:
       part.values[chunk] = data + values + offset * quads;
       part.key_scales[chunk] = reinterpret_cast<const uint16_t*>(data - keys + key_scales) + offset;
       part.value_scales[chunk] = part.key_scales[chunk] + value_scales / 2;
-      if (chunk + 1 == end) return part;
+      if (chunk + 1 == end) return;
       offset += 16;
       if (offset < layout_.block_size) continue;
       offset = 0;
@@ -175,11 +196,22 @@ private:
     }
   }
 
+  // Of one sequence all tokens have their keys in the same place.
+  Span widened(const Span& span) const {
+    if (!in_order_) return span;
+    const Range range = seen_by(0, rows_);
+    return {0, token_count_, range.first / 16, (range.last + 15) / 16};
+  }
+  static bool covers(const Span& one, const Span& other) {
+    return one.first == other.first && one.chunk <= other.chunk && other.end <= one.end;
+  }
+
   // What was asked for last is kept.
-  const CodedPart& in_place(Span span) {
-    if (span.first == placed_.first && span.chunk == placed_.chunk && span.end <= placed_.end) return place_;
+  const CodedPart& in_place(const Span& asked) {
+    const Span span = widened(asked);
+    if (covers(placed_, span)) return place_;
     placed_ = span;
-    place_ = place_of(tokens_[span.first], kv_head_, begin_, span.chunk, span.end);
+    place(tokens_[span.first], kv_head_, begin_, span.chunk, span.end, place_);
     return place_;
   }
 
@@ -194,7 +226,7 @@ private:
     const int64_t end = smaller(later.last_key + 1 - begin + 15, kPart) / 16;
     fetches_ = first < end;
     if (!fetches_) return;
-    ahead_ = place_of(later, more ? kv_head_ : next_.head, begin, first, end);
+    place(later, more ? kv_head_ : next_.head, begin, first, end, ahead_);
     const auto repeat = [&](int64_t chunk, int64_t from) {
       ahead_.keys[chunk] = ahead_.keys[from];
       ahead_.values[chunk] = ahead_.values[from];
@@ -205,7 +237,7 @@ private:
   }
 
   // Four keys at a time, for blocks that chunks of 16 do not fit: keys, or values; and their scales.
-  const CodedPart& gather(Span span, bool keys) {
+  const CodedPart& gather(const Span& span, bool keys) {
     CodedPart& part = place_;
     part.key_stride = 4 * kPart;
     part.value_stride = layout_.value_quad();
@@ -235,8 +267,8 @@ private:
     return part;
   }
 
-  CodedRows row_set(int64_t base) const {
-    const int64_t row = base * attention_.group;
+  CodedRows row_set() const {
+    const int64_t row = first_ * attention_.group;
     return {attention_.head_dim,
             inputs_ + row * attention_.padded * kInputBytes,
             attention_.padded * kInputBytes,
@@ -244,14 +276,19 @@ private:
             input_starts_ + row * groups_,
             scores_,
             weights_,
+            weight_scales_,
+            weight_starts_,
             sums_,
+            values_of(row),
             groups_,
             attention_.padded};
   }
 
-  // use(row, count, first, last): tiles of the span's rows, counted from token `base`, and the chunks they see.
-  template <class F> void for_tiles(int64_t base, Span span, F&& use) const {
-    const int64_t group = attention_.group, all = base * group;
+  float* values_of(int64_t row) const { return into_.values + (row - base_ * attention_.group) * attention_.padded; }
+
+  // use(row, count, first, last): tiles of the span's rows, counted from token `first_`, and the chunks they see.
+  template <class F> void for_tiles(const Span& span, F&& use) const {
+    const int64_t group = attention_.group, all = first_ * group;
     for_row_tiles<kMostDotRows>(span.first * group, span.last * group, [&](int64_t row, auto count) {
       const Range range = seen_by(row, row + count.value);
       const int64_t first = larger(span.chunk, range.first / 16), last = smaller(span.end, (range.last + 15) / 16);
@@ -259,10 +296,10 @@ private:
     });
   }
 
-  void score(int64_t base, Span span, bool fetch) {
+  void score(const Span& span, bool fetch) {
     const CodedPart& part = in_chunks_ ? in_place(span) : gather(span, true);
-    const CodedRows set = row_set(base);
-    for_tiles(base, span, [&](int64_t row, auto count, int64_t first, int64_t last) {
+    const CodedRows set = row_set();
+    for_tiles(span, [&](int64_t row, auto count, int64_t first, int64_t last) {
       if (fetch && row == 0) {
         score_coded_rows<Format, count.value, true>(set, part, ahead_, row, first, last);
       } else {
@@ -271,10 +308,11 @@ private:
     });
   }
 
-  void add(int64_t base, Span span, bool fetch) {
+  void add(const Span& span, bool one, bool fetch) {
     const CodedPart& part = in_chunks_ ? in_place(span) : gather(span, false);
-    const CodedRows set = row_set(base);
-    for_tiles(base, span, [&](int64_t row, auto count, int64_t first, int64_t last) {
+    CodedRows set = row_set();
+    if (!one) set.values = nullptr;
+    for_tiles(span, [&](int64_t row, auto count, int64_t first, int64_t last) {
       if (fetch && row == 0) {
         add_coded_rows<Format, count.value, true>(set, part, ahead_, row, first, last);
       } else {
@@ -283,83 +321,120 @@ private:
     });
   }
 
-  // Weights times the scales of the values, of each group and of the chunks that a row sees. Weights below 2^-40 count
-  // for nothing: times a scale they could be subnormal, which is slow.
-  void scale_weights(int64_t base, Span span) {
-    const int64_t group = attention_.group;
-    const CodedPart& part = in_chunks_ ? in_place(span) : gather(span, false);
-    float scales[kPart];
-    for (int64_t of = 0; of < groups_; ++of) {
-      for (int64_t chunk = span.chunk; chunk < span.end; ++chunk) {
-        store(scales + 16 * chunk, load_bf16(part.value_scales[chunk] + of * part.scale_stride));
-      }
-      for (int64_t row = span.first * group; row < span.last * group; ++row) {
-        const Range range = range_of(row, begin_, kPart);
-        const int64_t place = row - base * group, end = smaller(16 * span.end, range.last);
-        const float* weights = scores_ + place * kPart;
-        float* scaled = scaled_ + (place * groups_ + of) * kPart;
-        for (int64_t at = larger(16 * span.chunk, range.first / 16 * 16); at < end; at += 16) {
-          const Vec16 weight = load(weights + at);
-          store(scaled + at, select_less(weight, set1(0x1p-40f), zero(), weight) * load(scales + at));
+  // Scales of the values, of the tokens at hand, [tokens][groups][kPart], or of all of them in one place.
+  float* scales_of(int64_t token, bool one) const { return scales_ + (one ? 0 : token - first_) * groups_ * kPart; }
+
+  void load_scales(const Span& span, bool one) {
+    const Span all = widened(span);
+    if (in_order_ && in_chunks_ && covers(scales_of_, all)) return;
+    scales_of_ = all;
+    const CodedPart& part = in_chunks_ ? in_place(all) : gather(all, false);
+    for (int64_t token = span.first; token < (one ? span.first + 1 : span.last); ++token) {
+      for (int64_t group = 0; group < groups_; ++group) {
+        float* to = scales_of(token, one) + group * kPart;
+        for (int64_t chunk = all.chunk; chunk < all.end; ++chunk) {
+          store(to + 16 * chunk, load_bf16(part.value_scales[chunk] + group * part.scale_stride));
         }
       }
     }
   }
 
-  // Of a row, which is the one at `place` here, for chunks first .. last - 1: those of keys that it does not see are 0.
-  void round_weights(int64_t row, int64_t place, int64_t first, int64_t last) {
+  CodedScores scores_at(int64_t row) const {
     const Range range = range_of(row, begin_, kPart);
-    const int64_t size = Format::kGrouped ? kScaleGroup : attention_.padded, padded = attention_.padded;
-    int32_t* sums = sums_ + place * padded;
-    for (int64_t group = 0; group < groups_; ++group) {
-      float* scaled = scaled_ + (place * groups_ + group) * kPart;
-      uint8_t* inputs = weights_ + (place * groups_ + group) * kWeightBytes;
-      const Rounded rounded = round_row(scaled, inputs, range, 16 * first, 16 * last);
-      weight_scales_[place * groups_ + group] = rounded.scale;
-      const int64_t end = smaller((group + 1) * size, padded);
-      for (int64_t at = group * size; at < end; at += 16) fill_ints(sums + at, rounded.start);
+    float* scores = scores_ + (row - first_ * attention_.group) * kPart;
+    return {{scores, static_cast<int>(range.first), static_cast<int>(range.last)}};
+  }
+
+  // Scores of rows first .. last - 1 become weights; of int8 they are times the values' scales already.
+  void weigh(int64_t first, int64_t last, bool one) {
+    for_fours(first, last, [&](int64_t row, int64_t count) {
+      Vec16 lanes[4] = {zero(), zero(), zero(), zero()};
+      for (int64_t i = 0; i < count; ++i) {
+        const CodedScores scores = scores_at(row + i);
+        if (scores.first >= scores.last) continue;
+        bend_scores(row + i, begin_, scores);
+        scores.hide_others();
+        lanes[i] = scores.largest_lanes();
+      }
+      float largest[4];
+      largest_of(lanes, largest);
+      for (int64_t i = 0; i < count; ++i) into_.largest[row + i] = largest[i];
+    });
+    for_fours(first, last, [&](int64_t row, int64_t count) {
+      CodedScores::Lanes lanes[4] = {{zero(), zero()}, {zero(), zero()}, {zero(), zero()}, {zero(), zero()}};
+      for (int64_t i = 0; i < count; ++i) {
+        const CodedScores scores = scores_at(row + i);
+        if (scores.first >= scores.last) continue;
+        const float* scales = scales_of((row + i) / attention_.group, one);
+        lanes[i] = scores.template to_weights<!Format::kGrouped>(into_.largest[row + i], scales);
+      }
+      const Vec16 all[4] = {lanes[0].sums, lanes[1].sums, lanes[2].sums, lanes[3].sums};
+      const Vec16 most[4] = {lanes[0].most, lanes[1].most, lanes[2].most, lanes[3].most};
+      float weights[4];
+      sums_of(all, weights);
+      for (int64_t i = 0; i < count; ++i) into_.weight[row + i] = weights[i];
+      largest_magnitudes_of(most, most_ + row - first);
+    });
+  }
+
+  // Weights times scales of a group become inputs, for the chunks of `all`: those of keys that are not seen are 0.
+  void round_weights(int64_t row, int64_t count, int64_t group, const Span& all, bool one) {
+    const int64_t place = row - first_ * attention_.group;
+    if constexpr (Format::kGrouped) {
+      Vec16 lanes[4] = {zero(), zero(), zero(), zero()};
+      for (int64_t i = 0; i < count; ++i) {
+        const float* scales = scales_of((row + i) / attention_.group, one) + group * kPart;
+        lanes[i] = scores_at(row + i).scale_to(scaled_ + (place + i) * kPart, scales);
+      }
+      largest_magnitudes_of(lanes, most_ + place);
+    }
+    InputSums sums[4] = {no_inputs(), no_inputs(), no_inputs(), no_inputs()};
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t at = (place + i) * groups_ + group;
+      const InputScale scale(most_[place + i], kMostInput);
+      weight_scales_[at] = scale.scale;
+      uint8_t* inputs = weights_ + at * kWeightBytes;
+      const Range range = range_of(row + i, begin_, kPart);
+      const int64_t begin = smaller(range.first / 16, all.end), end = larger((range.last + 15) / 16, all.chunk);
+      if (begin >= end) {
+        clear_inputs(inputs, all.chunk, all.end);
+        continue;
+      }
+      clear_inputs(inputs, all.chunk, begin);
+      clear_inputs(inputs, end, all.end);
+      sums[i] = scale.round(scaled_ + (place + i) * kPart + 16 * begin, 16 * (end - begin), inputs + 16 * begin * kInputBytes);
+    }
+    int32_t totals[4];
+    totals_of(sums, totals);
+    for (int64_t i = 0; i < count; ++i) weight_starts_[(place + i) * groups_ + group] = start_of(totals[i]);
+  }
+
+  static void clear_inputs(uint8_t* inputs, int64_t chunk, int64_t end) {
+    if (chunk < end) memset(inputs + 16 * chunk * kInputBytes, 0, static_cast<size_t>(16 * (end - chunk) * kInputBytes));
+  }
+
+  // use(at, group): vectors of a row's sums, and the group whose scale they have.
+  template <class F> void for_vectors(F&& use) const {
+    const int64_t size = Format::kGrouped ? kScaleGroup : attention_.padded;
+    for (int64_t at = 0; at < attention_.padded; at += 16) use(at, at / size);
+  }
+
+  // Sums that do not come from one place are added up in memory.
+  void begin_sums(int64_t rows) {
+    for (int64_t place = 0; place < rows; ++place) {
+      for_vectors([&](int64_t at, int64_t group) {
+        fill_ints(sums_ + place * attention_.padded + at, weight_starts_[place * groups_ + group]);
+      });
     }
   }
 
-  struct Rounded {
-    float scale;
-    int32_t start;
-  };
-
-  static Rounded round_row(float* scaled, uint8_t* inputs, Range range, int64_t first, int64_t last) {
-    const int64_t begin = smaller(range.first / 16 * 16, last), end = larger((range.last + 15) / 16 * 16, first);
-    const auto clear = [&](int64_t from, int64_t to) {
-      if (from < to) memset(inputs + from * kInputBytes, 0, static_cast<size_t>((to - from) * kInputBytes));
-    };
-    clear(first, begin);
-    clear(larger(begin, end), last);
-    if (begin >= end) return {0.0f, 0};
-    const auto hide = [&](int64_t at) {
-      const auto lanes = [&](int64_t key) { return static_cast<int>(smaller(larger(key - at, 0), 16)); };
-      store(scaled + at, keep_range(load(scaled + at), lanes(range.first), lanes(range.last), 0.0f));
-    };
-    hide(begin);
-    hide(end - 16);
-    Vec16 most = zero(), total = zero();
-    for (int64_t at = begin; at < end; at += 16) most = max_magnitude(load(scaled + at), most);
-    const InputScale scale(most, kMostInput);
-    for (int64_t at = begin; at < end; at += 16) {
-      const Vec16 whole = scale.round(load(scaled + at));
-      store_inputs(inputs + at * kInputBytes, whole);
-      total = total + whole;
-    }
-    return {scale.scale, start_of(total, Format::kRaised)};
-  }
-
-  void read_sums(int64_t place, int64_t to) const {
-    const int64_t size = Format::kGrouped ? kScaleGroup : attention_.padded, padded = attention_.padded;
-    const int32_t* sums = sums_ + place * padded;
-    const float* scales = weight_scales_ + place * groups_;
-    float* values = part_.values + to * padded;
-    for (int64_t begin = 0; begin < padded; begin += size, ++scales) {
-      const Vec16 scale = set1(*scales);
-      const int64_t end = smaller(begin + size, padded);
-      for (int64_t at = begin; at < end; at += 16) store(values + at, load_ints(sums + at) * scale);
+  void read_sums(int64_t rows) const {
+    for (int64_t place = 0; place < rows; ++place) {
+      float* values = values_of(first_ * attention_.group + place);
+      for_vectors([&](int64_t at, int64_t group) {
+        const Vec16 scale = set1(weight_scales_[place * groups_ + group]);
+        store(values + at, load_ints(sums_ + place * attention_.padded + at) * scale);
+      });
     }
   }
 
@@ -367,15 +442,22 @@ private:
   int64_t begin_ = 0; // of the part at hand
   CodedPart place_, ahead_;
   Span placed_ = {-1, 0, 0, 0}; // whose place it is
+  Span scales_of_ = {-1, 0, 0, 0}; // whose scales are loaded
+  int64_t first_ = 0;              // of the tokens at hand
+  int64_t base_ = 0;               // the token whose values `into_` begins with
+  States into_;                    // where sums over this part go
   bool fetches_ = false;
   uint8_t* inputs_; // queries, [rows][padded]
   float* input_scales_;
   int32_t* input_starts_; // [rows][groups]
-  float* scores_;         // of the rows at hand, [rows][kPart]
-  float* scaled_;         // weights times scales of values, [rows][groups][kPart]
-  uint8_t* weights_;      // the same rounded, likewise
+  float* scores_;         // of the rows at hand, [rows][kPart]; then weights
+  float* scaled_;         // weights times scales of values of a group, [rows][kPart]
+  float* scales_;         // of values: scales_of
+  float* most_;           // the largest of `scaled_`, [rows]
+  uint8_t* weights_;      // `scaled_` rounded, [rows][groups][kPart]
   float* weight_scales_;  // [rows][groups]
-  int32_t* sums_;         // [rows][padded]
+  int32_t* weight_starts_;
+  int32_t* sums_; // [rows][padded], when not all keys of the rows at hand are in one place
   uint8_t* gathered_ = nullptr;
   uint16_t* gathered_scales_ = nullptr;
 };

@@ -26,7 +26,10 @@ struct CodedRows {
   const int32_t* query_starts; // [rows][groups]: what makes up for raised codes
   float* scores;               // [rows][kPart]
   const uint8_t* weights;      // [rows][groups][kPart inputs]
-  int32_t* sums;               // [rows][padded]: of weights and codes
+  const float* weight_scales;  // [rows][groups]
+  const int32_t* weight_starts;
+  int32_t* sums; // [rows][padded]: of weights and codes, to which more is added
+  float* values; // or, when this is not null, the sums as floats, times their scales
   int64_t groups, padded;
 };
 
@@ -106,7 +109,7 @@ void score_coded(const CodedRows& set, const CodedPart& part, const CodedPart& a
   }
 }
 
-// sums[row .. row + Rows][16 vector ..] += weights of chunks first .. last - 1 times their values.
+// sums[row .. row + Rows][16 vector ..] += weights of chunks first .. last - 1 times their values; or `values` are those.
 template <class Format, int Rows, int Vectors, bool Fetch>
 void add_coded(const CodedRows& set, const CodedPart& part, const CodedPart& ahead, int64_t row, int64_t vector,
                int64_t first, int64_t last) {
@@ -139,7 +142,15 @@ void add_coded(const CodedRows& set, const CodedPart& part, const CodedPart& ahe
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
-    for (int c = 0; c < Vectors; ++c) add_sums(set.sums + (row + r) * set.padded + 16 * (vector + c), sums[r][c]);
+    for (int c = 0; c < Vectors; ++c) {
+      const int64_t at = (row + r) * set.padded + 16 * (vector + c);
+      if (set.values == nullptr) {
+        add_sums(set.sums + at, sums[r][c]);
+      } else {
+        const int64_t of = (row + r) * set.groups + group;
+        store(set.values + at, floats_of(sums[r][c], set.weight_starts[of]) * set1(set.weight_scales[of]));
+      }
+    }
   }
 }
 

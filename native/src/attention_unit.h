@@ -320,6 +320,18 @@ protected:
     if constexpr (Format::kScaled) *scale = reinterpret_cast<const uint16_t*>(data)[offset];
   }
 
+  // A row's scores over the part at `begin`: capped, and leant by distance.
+  void bend_scores(int64_t row, int64_t begin, const SeenScores& scores) const {
+    if (attention_.softcap > 0.0f) scores.cap(attention_.softcap);
+    const int64_t head = kv_head_ * attention_.group + row % attention_.group;
+    const int64_t distance = begin - tokens_[row / attention_.group].position;
+    if (attention_.slopes != nullptr) scores.lean(attention_.slopes[head] * kLog2E, distance);
+    if (attention_.distances != nullptr) {
+      const float* of_head = attention_.distances + head * (2 * attention_.reach + 32);
+      scores.add_by_distance(of_head, kLog2E, attention_.reach, distance);
+    }
+  }
+
   // Scores of rows first .. last - 1 over the part at `begin` become weights.
   void weigh_rows(int64_t first, int64_t last, float* scores, int64_t begin) {
     const auto scores_of = [&](int64_t row) {
@@ -329,14 +341,7 @@ protected:
     for (int64_t row = first; row < last; ++row) {
       const SeenScores seen_scores = scores_of(row);
       if (seen_scores.first >= seen_scores.last) continue;
-      if (attention_.softcap > 0.0f) seen_scores.cap(attention_.softcap);
-      const int64_t head = kv_head_ * attention_.group + row % attention_.group;
-      const int64_t distance = begin - tokens_[row / attention_.group].position;
-      if (attention_.slopes != nullptr) seen_scores.lean(attention_.slopes[head] * kLog2E, distance);
-      if (attention_.distances != nullptr) {
-        const float* of_head = attention_.distances + head * (2 * attention_.reach + 32);
-        seen_scores.add_by_distance(of_head, kLog2E, attention_.reach, distance);
-      }
+      bend_scores(row, begin, seen_scores);
       seen_scores.hide_others();
       part_.largest[row] = seen_scores.largest_score();
     }

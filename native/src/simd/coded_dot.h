@@ -4,7 +4,9 @@
 //   load_codes(p)                 of a byte each
 //   load_half_codes(p, half)      of 4 bits each: the low (0) or the high (1) halves of the 64 bytes
 //   Inputs, load_inputs(p)        four of them, the same for all lanes
-//   store_inputs(p, v)            sixteen: integers within kMostInput, in 32 bytes
+//   InputSums, no_inputs()        sums of inputs (fours.h: totals_of)
+//   store_inputs(p, v, sums)      sixteen floats within kMostInput, rounded to nearest even, in 32 bytes
+//   store_inputs(p, v, w, sums)   thirty-two, likewise
 //   DotSums, no_sums()            sixteen lanes
 //   add_dots(sums, codes, inputs)
 //   floats_of(sums, start)        start + sums, as float32
@@ -48,14 +50,37 @@ inline Inputs load_inputs(const uint8_t* p) {
   return {_mm512_set1_epi32(words[0]), _mm512_set1_epi32(words[1])};
 }
 // v = 256 high + low, both signed: the lowest bytes of v + 128 are the high one, and the low one plus 128. The sum of
-// floats has them as its last bits.
-inline void store_inputs(uint8_t* p, Vec16 v) {
+// floats, which is rounded, has them as its last bits.
+constexpr uint32_t kRaisedBits = 0x4b400080u; // of 1.5 * 2^23 + 128
+struct InputSums {
+  __m512i raised;
+  uint32_t vectors;
+};
+inline InputSums no_inputs() { return {_mm512_setzero_si512(), 0}; }
+inline __m512i raised_input(Vec16 v, InputSums& sums) {
   const __m512i raised = _mm512_castps_si512(_mm512_add_ps(v.v, _mm512_set1_ps(0x1.8p23f + 128.0f)));
-  const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1));
-  const __m512i fours = _mm512_shuffle_epi8(raised, order);
+  sums.raised = _mm512_add_epi32(sums.raised, raised);
+  ++sums.vectors;
+  return raised;
+}
+inline __m512i in_fours(__m512i raised, __m128i order) {
+  return _mm512_shuffle_epi8(raised, _mm512_broadcast_i32x4(order));
+}
+inline void store_inputs(uint8_t* p, Vec16 v, InputSums& sums) {
+  const __m512i fours =
+      in_fours(raised_input(v, sums), _mm_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1));
   const __m512i close = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 0, 0, 0, 0), fours);
   const __m256i sign = _mm256_set1_epi64x(static_cast<int64_t>(0x8080808000000000u));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_xor_si256(_mm512_castsi512_si256(close), sign));
+}
+inline void store_inputs(uint8_t* p, Vec16 v, Vec16 w, InputSums& sums) {
+  const __m512i low =
+      in_fours(raised_input(v, sums), _mm_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1));
+  const __m512i high =
+      in_fours(raised_input(w, sums), _mm_setr_epi8(-1, -1, -1, -1, -1, -1, -1, -1, 1, 5, 9, 13, 0, 4, 8, 12));
+  const __m512i sign = _mm512_set1_epi64(static_cast<int64_t>(0x8080808000000000u));
+  const __m512i both = _mm512_ternarylogic_epi64(low, high, sign, 0x56); // (low | high) ^ sign
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), both));
 }
 inline DotSums no_sums() { return {_mm512_setzero_si512(), _mm512_setzero_si512()}; }
 // Written as instructions: of the intrinsic's accumulators GCC 12 keeps copies.
@@ -120,7 +145,7 @@ inline Inputs load_inputs(const uint8_t* p) {
   const int32_t* words = reinterpret_cast<const int32_t*>(p);
   return {_mm256_set1_epi32(words[0]), _mm256_set1_epi32(words[1])};
 }
-inline void store_inputs(uint8_t* p, Vec16 v) {
+inline void store_whole(uint8_t* p, Vec16 v) {
   const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)); // 0-3 8-11 4-7 12-15
   const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15, 0, 1, 4, 5, 2, 3, 6, 7,
                                          8, 9, 12, 13, 10, 11, 14, 15);
@@ -197,7 +222,7 @@ inline Inputs load_inputs(const uint8_t* p) {
   const int32_t* words = reinterpret_cast<const int32_t*>(p);
   return {vreinterpretq_s16_s32(vdupq_n_s32(words[0])), vreinterpretq_s16_s32(vdupq_n_s32(words[1]))};
 }
-inline void store_inputs(uint8_t* p, Vec16 v) {
+inline void store_whole(uint8_t* p, Vec16 v) {
   for (int i = 0; i < 4; ++i) {
     const int16x4_t four = vmovn_s32(vcvtnq_s32_f32(v.q[i]));
     const int16x4_t even = vuzp1_s16(four, four), odd = vuzp2_s16(four, four); // 0 2 0 2, 1 3 1 3
@@ -264,7 +289,7 @@ constexpr int kTallDotRows = 2, kTallDotVectors = 1;
 inline Codes load_codes(const uint8_t* p) { return {p, 0, 255}; }
 inline Codes load_half_codes(const uint8_t* p, int half) { return {p, 4 * half, 15}; }
 inline Inputs load_inputs(const uint8_t* p) { return {reinterpret_cast<const int16_t*>(p)}; }
-inline void store_inputs(uint8_t* p, const Vec16& v) {
+inline void store_whole(uint8_t* p, const Vec16& v) {
   for (int i = 0; i < 16; ++i) reinterpret_cast<int16_t*>(p)[i] = static_cast<int16_t>(v.lane[i]);
 }
 inline DotSums no_sums() { return {}; }
@@ -299,6 +324,22 @@ inline float largest_magnitude(const Vec16& most) {
   return all.lane[0];
 }
 
+#endif
+
+#if !defined(OCTAVO_ISA_AVX512)
+struct InputSums {
+  Vec16 whole;
+};
+inline InputSums no_inputs() { return {zero()}; }
+inline void store_inputs(uint8_t* p, const Vec16& v, InputSums& sums) {
+  const Vec16 whole = round_int(v);
+  store_whole(p, whole);
+  sums.whole = sums.whole + whole;
+}
+inline void store_inputs(uint8_t* p, const Vec16& v, const Vec16& w, InputSums& sums) {
+  store_inputs(p, v, sums);
+  store_inputs(p + 16 * kInputBytes, w, sums);
+}
 #endif
 
 } // namespace octavo
