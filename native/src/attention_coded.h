@@ -402,7 +402,8 @@ private:
       }
       clear_inputs(inputs, all.chunk, begin);
       clear_inputs(inputs, end, all.end);
-      sums[i] = scale.round(scaled_ + (place + i) * kPart + 16 * begin, 16 * (end - begin), inputs + 16 * begin * kInputBytes);
+      sums[i] = scale.round(scaled_ + (place + i) * kPart + 16 * begin, 16 * (end - begin),
+                            inputs + 16 * begin * kInputBytes);
     }
     int32_t totals[4];
     totals_of(sums, totals);
@@ -410,7 +411,8 @@ private:
   }
 
   static void clear_inputs(uint8_t* inputs, int64_t chunk, int64_t end) {
-    if (chunk < end) memset(inputs + 16 * chunk * kInputBytes, 0, static_cast<size_t>(16 * (end - chunk) * kInputBytes));
+    if (chunk < end)
+      memset(inputs + 16 * chunk * kInputBytes, 0, static_cast<size_t>(16 * (end - chunk) * kInputBytes));
   }
 
   // use(at, group): vectors of a row's sums, and the group whose scale they have.
@@ -441,7 +443,7 @@ private:
   int64_t groups_, together_;
   int64_t begin_ = 0; // of the part at hand
   CodedPart place_, ahead_;
-  Span placed_ = {-1, 0, 0, 0}; // whose place it is
+  Span placed_ = {-1, 0, 0, 0};    // whose place it is
   Span scales_of_ = {-1, 0, 0, 0}; // whose scales are loaded
   int64_t first_ = 0;              // of the tokens at hand
   int64_t base_ = 0;               // the token whose values `into_` begins with

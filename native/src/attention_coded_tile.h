@@ -41,11 +41,14 @@ template <class Format> inline Codes codes_at(const uint8_t* p, int64_t half) {
   return load_half_codes(p, static_cast<int>(half));
 }
 
-template <int Rows, int Vectors> inline void clear_sums(DotSums (&sums)[Rows][Vectors]) {
+// starts: of the rows, `stride` apart.
+template <int Rows, int Vectors>
+inline void begin_sums(DotSums (&sums)[Rows][Vectors], const int32_t* starts, int64_t stride) {
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < Vectors; ++c) sums[r][c] = no_sums();
+    const DotSums start = sums_from(starts == nullptr ? 0 : starts[r * stride]);
+#pragma GCC unroll 8
+    for (int c = 0; c < Vectors; ++c) sums[r][c] = start;
   }
 }
 
@@ -55,7 +58,7 @@ inline void add_codes(DotSums (&sums)[Rows][Vectors], const Codes (&codes)[Vecto
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
     const Inputs own = load_inputs(inputs + r * stride);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int c = 0; c < Vectors; ++c) add_dots(sums[r][c], codes[c], own);
   }
 }
@@ -67,14 +70,14 @@ void score_coded(const CodedRows& set, const CodedPart& part, const CodedPart& a
   const int64_t size = Format::kGrouped ? kScaleGroup / 4 : (set.head_dim + 3) / 4; // steps of four dimensions
   const int64_t all = (set.head_dim + 4 * kPer - 1) / (4 * kPer) * kPer;
   if constexpr (Fetch) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int c = 0; c < Vectors; ++c) __builtin_prefetch(ahead.key_scales[chunk + c], 0, 2);
   }
   Vec16 totals[Rows][Vectors];
   clear_tile(totals);
   for (int64_t begin = 0, group = 0; begin < all; begin += size, ++group) {
     DotSums sums[Rows][Vectors];
-    clear_sums(sums);
+    begin_sums(sums, set.query_starts + row * set.groups + group, set.groups);
     const int64_t end = begin + size < all ? begin + size : all;
     const uint8_t* inputs = set.queries + row * set.query_bytes;
     for (int64_t step = begin; step < end; step += kPer) {
@@ -82,34 +85,35 @@ void score_coded(const CodedRows& set, const CodedPart& part, const CodedPart& a
 #pragma GCC unroll 2
       for (int64_t half = 0; half < kPer; ++half) {
         Codes codes[Vectors];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int c = 0; c < Vectors; ++c) codes[c] = codes_at<Format>(part.keys[chunk + c] + at, half);
         add_codes(sums, codes, inputs + 8 * (step + half), set.query_bytes);
       }
       if constexpr (Fetch) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int c = 0; c < Vectors; ++c) __builtin_prefetch(ahead.keys[chunk + c] + at, 0, 2);
       }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int c = 0; c < Vectors; ++c) {
       const Vec16 scale = load_bf16(part.key_scales[chunk + c] + group * part.scale_stride);
 #pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) {
-        const int32_t start = set.query_starts[(row + r) * set.groups + group];
-        totals[r][c] = totals[r][c] + floats_of(sums[r][c], start) * scale;
+        const Vec16 more = floats_of(sums[r][c]) * scale;
+        totals[r][c] = Format::kGrouped ? totals[r][c] + more : more;
       }
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
     const Vec16 scale = set1(set.query_scales[row + r]);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int c = 0; c < Vectors; ++c) store(set.scores + (row + r) * kPart + 16 * (chunk + c), totals[r][c] * scale);
   }
 }
 
-// sums[row .. row + Rows][16 vector ..] += weights of chunks first .. last - 1 times their values; or `values` are those.
+// sums[row .. row + Rows][16 vector ..] += weights of chunks first .. last - 1 times their values; or `values` are
+// those.
 template <class Format, int Rows, int Vectors, bool Fetch>
 void add_coded(const CodedRows& set, const CodedPart& part, const CodedPart& ahead, int64_t row, int64_t vector,
                int64_t first, int64_t last) {
@@ -117,22 +121,23 @@ void add_coded(const CodedRows& set, const CodedPart& part, const CodedPart& ahe
   const int64_t group = Format::kGrouped ? vector / 2 : 0;
   const int64_t stride = set.groups * kWeightBytes;
   const uint8_t* weights = set.weights + row * stride + group * kWeightBytes;
+  const int64_t first_scale = row * set.groups + group;
   DotSums sums[Rows][Vectors];
-  clear_sums(sums);
+  begin_sums(sums, set.values == nullptr ? nullptr : set.weight_starts + first_scale, set.groups);
   for (int64_t chunk = first; chunk < last; ++chunk) {
     const int64_t begin = vector / kPer * 64;
     const uint8_t* values = part.values[chunk] + begin;
     const uint8_t* inputs = weights + chunk * 16 * kInputBytes;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int quad = 0; quad < 4; ++quad) {
       Codes codes[Vectors];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int c = 0; c < Vectors; ++c) {
         codes[c] = codes_at<Format>(values + quad * part.value_stride + c / kPer * 64, (vector + c) % kPer);
       }
       add_codes(sums, codes, inputs + 8 * quad, stride);
       if constexpr (Fetch) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int64_t c = 0; c < Vectors; c += kPer) {
           __builtin_prefetch(ahead.values[chunk] + begin + quad * part.value_stride + c / kPer * 64, 0, 2);
         }
@@ -141,48 +146,56 @@ void add_coded(const CodedRows& set, const CodedPart& part, const CodedPart& ahe
   }
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int c = 0; c < Vectors; ++c) {
       const int64_t at = (row + r) * set.padded + 16 * (vector + c);
       if (set.values == nullptr) {
         add_sums(set.sums + at, sums[r][c]);
       } else {
-        const int64_t of = (row + r) * set.groups + group;
-        store(set.values + at, floats_of(sums[r][c], set.weight_starts[of]) * set1(set.weight_scales[of]));
+        store(set.values + at, floats_of(sums[r][c]) * set1(set.weight_scales[first_scale + r * set.groups]));
       }
     }
   }
 }
 
-template <int Rows> constexpr int kCodedVectors = Rows <= kDotRows ? kDotVectors : kTallDotVectors;
+template <int Rows>
+constexpr int kCodedVectors = Rows == 1          ? kOneDotVectors
+                              : Rows <= kDotRows ? kDotVectors
+                                                 : kTallDotVectors;
 constexpr int kMostDotRows = kDotRows > kTallDotRows ? kDotRows : kTallDotRows;
+
+// use(at, count) with the count a constant, for vectors first .. last - 1 in tiles of at most `Most`. The last two
+// share what is left: sums of one vector alone would wait for each other.
+template <int Most, class F> inline void for_vector_tiles(int64_t first, int64_t last, F&& use) {
+  int64_t at = first;
+  for (; at + 2 * Most <= last; at += Most) use(at, std::integral_constant<int, Most>{});
+  const int64_t rest = last - at, half = rest > Most ? (rest + 1) / 2 : rest;
+  const auto use_count = [&](int64_t from, int64_t count) { for_row_tiles<Most>(from, from + count, use); };
+  use_count(at, half);
+  if (half < rest) use_count(at + half, rest - half);
+}
 
 // Chunks first .. last - 1.
 template <class Format, int Rows, bool Fetch>
 void score_coded_rows(const CodedRows& set, const CodedPart& part, const CodedPart& ahead, int64_t row, int64_t first,
                       int64_t last) {
-  constexpr int kVectors = kCodedVectors<Rows>;
-  int64_t chunk = first;
-  for (; chunk + kVectors <= last; chunk += kVectors) {
-    score_coded<Format, Rows, kVectors, Fetch>(set, part, ahead, row, chunk);
-  }
-  if constexpr (kVectors > 1) {
-    for (; chunk < last; ++chunk) score_coded<Format, Rows, 1, Fetch>(set, part, ahead, row, chunk);
-  }
+  for_vector_tiles<kCodedVectors<Rows>>(first, last, [&](int64_t chunk, auto count) {
+    score_coded<Format, Rows, count.value, Fetch>(set, part, ahead, row, chunk);
+  });
 }
 
 template <class Format, int Rows, bool Fetch>
 void add_coded_rows(const CodedRows& set, const CodedPart& part, const CodedPart& ahead, int64_t row, int64_t first,
                     int64_t last) {
   constexpr int kMost = kCodedVectors<Rows>;
-  constexpr int kVectors = Format::kGrouped && kMost > 2 ? 2 : kMost;
-  const int64_t all = set.padded / 16;
-  int64_t vector = 0;
-  for (; vector + kVectors <= all; vector += kVectors) {
-    add_coded<Format, Rows, kVectors, Fetch>(set, part, ahead, row, vector, first, last);
-  }
-  if constexpr (kVectors > 1) {
-    for (; vector < all; ++vector) add_coded<Format, Rows, 1, Fetch>(set, part, ahead, row, vector, first, last);
+  constexpr int kVectors = Format::kGrouped && kMost > 2 ? 2 : kMost; // of one group
+  const auto use = [&](int64_t vector, auto count) {
+    add_coded<Format, Rows, count.value, Fetch>(set, part, ahead, row, vector, first, last);
+  };
+  if constexpr (Format::kGrouped) {
+    for_row_tiles<kVectors>(0, set.padded / 16, use);
+  } else {
+    for_vector_tiles<kVectors>(0, set.padded / 16, use);
   }
 }
 

@@ -7,9 +7,9 @@
 //   InputSums, no_inputs()        sums of inputs (fours.h: totals_of)
 //   store_inputs(p, v, sums)      sixteen floats within kMostInput, rounded to nearest even, in 32 bytes
 //   store_inputs(p, v, w, sums)   thirty-two, likewise
-//   DotSums, no_sums()            sixteen lanes
+//   DotSums, sums_from(start)     sixteen lanes, all `start` at first
 //   add_dots(sums, codes, inputs)
-//   floats_of(sums, start)        start + sums, as float32
+//   floats_of(sums)               as float32
 //   add_sums(to, sums)            to[0 .. 15] += sums
 //   load_ints(p) fill_ints(p, x)  as float32; sixteen times x
 //   max_magnitude(v, most)        lane by lane |v| or most, whichever is larger; NaN is the largest of all
@@ -39,6 +39,7 @@ struct DotSums {
 
 constexpr int kDotRows = 3, kDotVectors = 4; // sums that fit the registers
 constexpr int kTallDotRows = 6, kTallDotVectors = 2;
+constexpr int kOneDotVectors = 8; // of one row
 
 inline Codes load_codes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 inline Codes load_half_codes(const uint8_t* p, int half) {
@@ -82,16 +83,14 @@ inline void store_inputs(uint8_t* p, Vec16 v, Vec16 w, InputSums& sums) {
   const __m512i both = _mm512_ternarylogic_epi64(low, high, sign, 0x56); // (low | high) ^ sign
   _mm512_storeu_si512(p, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), both));
 }
-inline DotSums no_sums() { return {_mm512_setzero_si512(), _mm512_setzero_si512()}; }
+inline DotSums sums_from(int32_t start) { return {_mm512_setzero_si512(), _mm512_set1_epi32(start)}; }
 // Written as instructions: of the intrinsic's accumulators GCC 12 keeps copies.
 inline void add_dots(DotSums& sums, Codes codes, Inputs inputs) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sums.high) : "v"(codes.v), "v"(inputs.high));
   asm("vpdpbusd %2, %1, %0" : "+v"(sums.low) : "v"(codes.v), "v"(inputs.low));
 }
 inline __m512i total_of(const DotSums& sums) { return _mm512_add_epi32(_mm512_slli_epi32(sums.high, 8), sums.low); }
-inline Vec16 floats_of(const DotSums& sums, int32_t start) {
-  return {_mm512_cvtepi32_ps(_mm512_add_epi32(total_of(sums), _mm512_set1_epi32(start)))};
-}
+inline Vec16 floats_of(const DotSums& sums) { return {_mm512_cvtepi32_ps(total_of(sums))}; }
 inline void add_sums(int32_t* to, const DotSums& sums) {
   _mm512_storeu_si512(to, _mm512_add_epi32(_mm512_loadu_si512(to), total_of(sums)));
 }
@@ -120,6 +119,7 @@ struct DotSums {
 
 constexpr int kDotRows = 3, kDotVectors = 1;
 constexpr int kTallDotRows = 3, kTallDotVectors = 1;
+constexpr int kOneDotVectors = 1;
 
 inline __m256i load_half_line(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline Codes load_codes(const uint8_t* p) {
@@ -152,7 +152,7 @@ inline void store_whole(uint8_t* p, Vec16 v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                       _mm256_shuffle_epi8(_mm256_permute4x64_epi64(packed, 0xd8), order));
 }
-inline DotSums no_sums() { return {{_mm256_setzero_si256(), _mm256_setzero_si256()}}; }
+inline DotSums sums_from(int32_t start) { return {{_mm256_set1_epi32(start), _mm256_set1_epi32(start)}}; }
 inline void add_dots(DotSums& sums, const Codes& codes, Inputs inputs) {
   for (int i = 0; i < 2; ++i) {
     const __m256i even = _mm256_madd_epi16(codes.even[i], inputs.even);
@@ -160,10 +160,8 @@ inline void add_dots(DotSums& sums, const Codes& codes, Inputs inputs) {
     sums.half[i] = _mm256_add_epi32(sums.half[i], _mm256_add_epi32(even, odd));
   }
 }
-inline Vec16 floats_of(const DotSums& sums, int32_t start) {
-  const __m256i first = _mm256_set1_epi32(start);
-  return {_mm256_cvtepi32_ps(_mm256_add_epi32(sums.half[0], first)),
-          _mm256_cvtepi32_ps(_mm256_add_epi32(sums.half[1], first))};
+inline Vec16 floats_of(const DotSums& sums) {
+  return {_mm256_cvtepi32_ps(sums.half[0]), _mm256_cvtepi32_ps(sums.half[1])};
 }
 inline void add_sums(int32_t* to, const DotSums& sums) {
   for (int i = 0; i < 2; ++i) {
@@ -205,6 +203,7 @@ struct DotSums {
 
 constexpr int kDotRows = 2, kDotVectors = 1;
 constexpr int kTallDotRows = 2, kTallDotVectors = 1;
+constexpr int kOneDotVectors = 1;
 
 inline Codes split_codes(const uint8_t* p, int shift, uint16_t mask) {
   Codes codes;
@@ -229,9 +228,10 @@ inline void store_whole(uint8_t* p, Vec16 v) {
     vst1_s32(reinterpret_cast<int32_t*>(p + 8 * i), vzip1_s32(vreinterpret_s32_s16(even), vreinterpret_s32_s16(odd)));
   }
 }
-inline DotSums no_sums() {
+inline DotSums sums_from(int32_t start) {
+  const int32x4_t once = vsetq_lane_s32(start, vsetq_lane_s32(start, vdupq_n_s32(0), 0), 2);
   DotSums sums;
-  for (int i = 0; i < 4; ++i) sums.low[i] = sums.high[i] = vdupq_n_s32(0);
+  for (int i = 0; i < 4; ++i) sums.low[i] = sums.high[i] = once;
   return sums;
 }
 inline void add_dots(DotSums& sums, const Codes& codes, Inputs inputs) {
@@ -242,9 +242,8 @@ inline void add_dots(DotSums& sums, const Codes& codes, Inputs inputs) {
     sums.high[i] = vmlal_high_s16(sums.high[i], codes.odd[i], inputs.odd);
   }
 }
-inline Vec16 floats_of(const DotSums& sums, int32_t start) {
-  return each_quarter(
-      [&](int i) { return vcvtq_f32_s32(vaddq_s32(vpaddq_s32(sums.low[i], sums.high[i]), vdupq_n_s32(start))); });
+inline Vec16 floats_of(const DotSums& sums) {
+  return each_quarter([&](int i) { return vcvtq_f32_s32(vpaddq_s32(sums.low[i], sums.high[i])); });
 }
 inline void add_sums(int32_t* to, const DotSums& sums) {
   for (int i = 0; i < 4; ++i) {
@@ -285,6 +284,7 @@ struct DotSums {
 
 constexpr int kDotRows = 2, kDotVectors = 1;
 constexpr int kTallDotRows = 2, kTallDotVectors = 1;
+constexpr int kOneDotVectors = 1;
 
 inline Codes load_codes(const uint8_t* p) { return {p, 0, 255}; }
 inline Codes load_half_codes(const uint8_t* p, int half) { return {p, 4 * half, 15}; }
@@ -292,16 +292,19 @@ inline Inputs load_inputs(const uint8_t* p) { return {reinterpret_cast<const int
 inline void store_whole(uint8_t* p, const Vec16& v) {
   for (int i = 0; i < 16; ++i) reinterpret_cast<int16_t*>(p)[i] = static_cast<int16_t>(v.lane[i]);
 }
-inline DotSums no_sums() { return {}; }
+inline DotSums sums_from(int32_t start) {
+  DotSums sums;
+  for (uint32_t& lane : sums.lane) lane = static_cast<uint32_t>(start);
+  return sums;
+}
 inline void add_dots(DotSums& sums, Codes codes, Inputs inputs) {
   for (int i = 0; i < 64; ++i) {
     const int code = codes.bytes[i] >> codes.shift & codes.mask;
     sums.lane[i / 4] += static_cast<uint32_t>(code * inputs.four[i % 4]);
   }
 }
-inline Vec16 floats_of(const DotSums& sums, int32_t start) {
-  return each_lane(
-      [&](int i) { return static_cast<float>(static_cast<int32_t>(sums.lane[i] + static_cast<uint32_t>(start))); });
+inline Vec16 floats_of(const DotSums& sums) {
+  return each_lane([&](int i) { return static_cast<float>(static_cast<int32_t>(sums.lane[i])); });
 }
 inline void add_sums(int32_t* to, const DotSums& sums) {
   for (int i = 0; i < 16; ++i) to[i] = static_cast<int32_t>(static_cast<uint32_t>(to[i]) + sums.lane[i]);

@@ -14,8 +14,7 @@ template <class F> inline void fold_four(const Vec16 (&four)[4], float* to, F fo
     return fold(_mm512_shuffle_f32x4(a.v, b.v, 0x44), _mm512_shuffle_f32x4(a.v, b.v, 0xee));
   };
   const __m512 first = halves(four[0], four[1]), second = halves(four[2], four[3]);
-  const __m512 quarters =
-      fold(_mm512_shuffle_f32x4(first, second, 0x88), _mm512_shuffle_f32x4(first, second, 0xdd));
+  const __m512 quarters = fold(_mm512_shuffle_f32x4(first, second, 0x88), _mm512_shuffle_f32x4(first, second, 0xdd));
   const __m512 pairs = fold(quarters, _mm512_permute_ps(quarters, 0x4e));
   const __m512 all = fold(pairs, _mm512_permute_ps(pairs, 0xb1));
   const __m512i heads = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
