@@ -114,7 +114,7 @@ void write_rows(const int32_t* sums, const float* scales, const float* input_sca
     }
     return;
   }
-  alignas(64) float totals[kRowTileRows * kAllPanels * kLanes];
+  alignas(64) float totals[kMostTileRows * kAllPanels * kLanes];
   for (int i = 0; i < rows * panels; ++i) {
     const Int16 sum = load_words(reinterpret_cast<const uint8_t*>(sums + i * kLanes));
     store(totals + i * kLanes, close_row(sum, load(scales + i % panels * kLanes), input_scales[i / panels]));
@@ -132,6 +132,17 @@ void set_ahead(const Strip& strip, int panels, int64_t index, int64_t tiles, Row
   const uint8_t* first = strip.next + part * strip.next_apart;
   tile.ahead = first + (index - (part * tiles + parts - 1) / parts) * tile.units * tile.ahead_lines * 64;
   tile.ahead_end = first + bytes;
+}
+
+// What a tile that reads its codes once goes on with: codes of the next strip; what stands behind these is fetched here.
+void set_next(const Strip& strip, int panels, RowTile& tile) {
+  if (!strip.next) return;
+  const PanelLayout& layout = strip.next_layout;
+  tile.next = strip.next;
+  tile.next_panel_stride = strip.next_apart ? strip.next_apart : layout.bytes;
+  tile.next_pair_stride = strip.next_apart ? layout.bytes : 2 * layout.bytes;
+  for (int p = 0; p < panels; ++p)
+    for (int64_t at = layout.high; at < layout.bytes; at += 64) __builtin_prefetch(tile.next_panel(p) + at, 0, 2);
 }
 
 // The bytes of a strip's codes, [panels][units][8][64].
@@ -155,7 +166,7 @@ template <bool Stepped>
 void all_rows_of_strip(const Strip& strip, int panels, const LinearInputs& in, int64_t row, int64_t rows,
                        const Results& results, float* memory) {
   alignas(64) float scales[kAllPanels * kLanes];
-  alignas(64) int32_t starts[kAllPanels * kLanes], sums[kRowTileRows * kAllPanels * kLanes];
+  alignas(64) int32_t starts[kAllPanels * kLanes], sums[kMostTileRows * kAllPanels * kLanes];
   for (int p = 0; p < panels; ++p) {
     const uint8_t* panel = strip.panel(p);
     store(scales + p * kLanes, load_span_scales(panel, strip.layout, 0));
@@ -174,7 +185,9 @@ void all_rows_of_strip(const Strip& strip, int panels, const LinearInputs& in, i
   tile.units = units;
   tile.result_stride = results.stride;
   tile.result_panels = results.gating ? panels / 2 : panels;
-  const int64_t tiles = (rows + kRowTileRows - 1) / kRowTileRows;
+  tile.once = !Stepped && rows >= kOnceLeast && rows <= kOnceRows;
+  if (tile.once) set_next(strip, panels, tile);
+  const int64_t tiles = tile.once ? 1 : (rows + kRowTileRows - 1) / kRowTileRows;
   with_registers([&](auto& registers) {
     for (int64_t index = 0; index < tiles; ++index) {
       const int64_t first = index * rows / tiles;
@@ -182,7 +195,7 @@ void all_rows_of_strip(const Strip& strip, int panels, const LinearInputs& in, i
       RowTile from = tile;
       from.inputs += first * kCodeRun;
       from.results = results.out + first * results.stride;
-      set_ahead(strip, panels, index, tiles, from);
+      if (!tile.once) set_ahead(strip, panels, index, tiles, from);
       add_tile(registers, from, count, panels, sums);
       write_rows(sums, scales, in.coded.scales + row + first, first, count, panels, results);
     }

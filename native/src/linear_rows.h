@@ -128,11 +128,15 @@ struct RowTile {
   int64_t units;
   const uint8_t *ahead, *ahead_end; // what this thread reads next
   int64_t ahead_lines;              // of it, fetched a unit
+  bool once;           // codes are read once, from memory: those a few units on are fetched instead
+  const uint8_t* next; // then: the first of the panels after these, which lie likewise, or null
+  int64_t next_panel_stride, next_pair_stride;
   const float* results;             // where the rows' results will be written, result_stride apart
   int64_t result_stride;
   int result_panels; // that will be written there
 
   const uint8_t* panel(int p) const { return codes + p / 2 * pair_stride + p % 2 * panel_stride; }
+  const uint8_t* next_panel(int p) const { return next + p / 2 * next_pair_stride + p % 2 * next_panel_stride; }
 };
 
 // By name, for compilers that are not told of the instruction would fetch for reading; whatever has AVX-512 has it.

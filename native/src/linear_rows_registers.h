@@ -5,7 +5,7 @@
 
 namespace octavo {
 
-constexpr int kRowTileRows = 2 * kTileHeight;
+constexpr int kRowTileRows = 2 * kTileHeight, kMostTileRows = kRowTileRows, kOnceLeast = 1, kOnceRows = 0;
 
 // One or two panels, against one or two blocks of 16 rows.
 template <int Panels, class Registers> class RowRegisters {

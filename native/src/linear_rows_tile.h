@@ -4,9 +4,11 @@
 
 namespace octavo {
 
-// Rows and panels whose sums fit the registers, with a register a panel for codes and one for inputs.
+// Rows and panels whose sums fit the registers, with a register a panel for codes and one for inputs. Where all rows can
+// be one tile of two panels or of one, codes are read once, evenly, while others are multiplied: from memory that is
+// faster than a tile that reads and others that multiply what it has read.
 #if defined(OCTAVO_ISA_AVX512)
-constexpr int kRowTileRows = 6, kRowTilePanels = 4;
+constexpr int kRowTileRows = 6, kRowTilePanels = 4, kOnceLeast = 5, kOncePairRows = 14, kOnceRows = 28;
 #elif defined(OCTAVO_ISA_AVX2)
 constexpr int kRowTileRows = 5, kRowTilePanels = 1;
 #elif defined(OCTAVO_ISA_NEON)
@@ -14,19 +16,24 @@ constexpr int kRowTileRows = 6, kRowTilePanels = 1;
 #else
 constexpr int kRowTileRows = 2, kRowTilePanels = 1;
 #endif
+#if !defined(OCTAVO_ISA_AVX512)
+constexpr int kOnceLeast = 1, kOncePairRows = 0, kOnceRows = 0;
+#endif
+constexpr int kMostTileRows = kOnceRows > kRowTileRows ? kOnceRows : kRowTileRows;
 
-template <int Rows, int Panels> class RowSums {
+template <int Rows, int Panels, bool Once> class RowSums {
 public:
   OCTAVO_INLINE explicit RowSums(const RowTile& t) : t_(t) {}
 
   // sums: [Rows][lanes]
   OCTAVO_INLINE void run(int64_t lanes, int32_t* sums) {
     Sums sum;
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) sum[r][p] = load_words(reinterpret_cast<const uint8_t*>(t_.starts + p * kLanes));
     constexpr int64_t kRunUnits = kCodeRun / kUnit;
+    for (int p = 0; Once && p < Panels; ++p) far_[p] = t_.panel(p) + kFar * 512;
     for (int64_t run = 0; run < t_.units; run += kRunUnits) {
       const uint8_t* inputs = t_.inputs;
       const int64_t last = run + kRunUnits < t_.units ? run + kRunUnits : t_.units;
@@ -35,10 +42,11 @@ public:
         add<0>(inputs, sum);
         t_.codes += 512;
         inputs += kUnit;
+        for (int p = 0; Once && p < Panels; ++p) far_[p] += 512;
       }
       t_.inputs += t_.run_stride;
     }
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p)
@@ -54,6 +62,11 @@ private:
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p)
         if (p < t_.result_panels) fetch_for_writing(t_.results + unit * t_.result_stride + p * kLanes);
+    if constexpr (Once) {
+      if (unit == (t_.units > kFar ? t_.units - kFar : 0))
+        for (int p = 0; p < Panels; ++p) far_[p] = t_.next_panel(p);
+      return;
+    }
     for (int64_t line = 0; line < t_.ahead_lines && t_.ahead < t_.ahead_end; ++line, t_.ahead += 64)
       __builtin_prefetch(t_.ahead, 0, 2);
   }
@@ -62,8 +75,11 @@ private:
   template <int Step> OCTAVO_INLINE void add(const uint8_t* inputs, Sums& sum) {
     Int16 codes[Panels];
 #pragma GCC unroll 4
-    for (int p = 0; p < Panels; ++p) codes[p] = load_once(t_.panel(p) + Step * 64);
-#pragma GCC unroll 16
+    for (int p = 0; p < Panels; ++p) {
+      codes[p] = load_once(t_.panel(p) + Step * 64);
+      if constexpr (Once) __builtin_prefetch(far_[p] + Step * 64, 0, 2);
+    }
+#pragma GCC unroll 32
     for (int r = 0; r < Rows; ++r) {
       int32_t four;
       memcpy(&four, inputs + r * kCodeRun + 4 * Step, sizeof four);
@@ -79,18 +95,22 @@ private:
     if constexpr (Step + 1 < 8) add<Step + 1>(inputs, sum);
   }
 
+  static constexpr int64_t kFar = 6; // units
   RowTile t_;
+  const uint8_t* far_[Panels];
 };
 
-template <int Rows, int Panels>
+template <int Rows, int Panels, bool Once>
 __attribute__((noinline)) void add_sums(const RowTile& tile, int64_t lanes, int32_t* sums) {
-  RowSums<Rows, Panels>(tile).run(lanes, sums);
+  RowSums<Rows, Panels, Once>(tile).run(lanes, sums);
 }
 
-template <int Rows, int Panels> void add_rows(const RowTile& tile, int rows, int64_t lanes, int32_t* sums) {
-  if constexpr (Rows > 1)
-    if (rows < Rows) return add_rows<Rows - 1, Panels>(tile, rows, lanes, sums);
-  add_sums<Rows, Panels>(tile, lanes, sums);
+// Least .. Rows rows
+template <int Rows, int Panels, bool Once = false, int Least = 1>
+void add_rows(const RowTile& tile, int rows, int64_t lanes, int32_t* sums) {
+  if constexpr (Rows > Least)
+    if (rows < Rows) return add_rows<Rows - 1, Panels, Once, Least>(tile, rows, lanes, sums);
+  add_sums<Rows, Panels, Once>(tile, lanes, sums);
 }
 
 template <int Panels> void add_panels(const RowTile& tile, int rows, int panels, int64_t lanes, int32_t* sums) {
@@ -105,8 +125,34 @@ template <class Body> void with_registers(Body&& body) {
   body(none);
 }
 
-// sums: [rows][panels][16] of at most kRowTileRows rows and kAllPanels panels
+// Each panel's codes once, of two or of one at a time.
+template <int Panels, int Most, int Least>
+void add_once(const RowTile& all, int rows, int panels, int32_t* sums) {
+  RowTile tile = all;
+  for (int panel = 0; panel < panels; panel += Panels) {
+    const int count = panels - panel < Panels ? panels - panel : Panels;
+    // Panels that follow are these ones' neighbours, or after the last of them the next strip's first.
+    const int to = panel + Panels < panels ? panel + Panels : 0;
+    const bool here = to > 0 || !all.next;
+    tile.next = here ? all.panel(to) : all.next;
+    tile.next_panel_stride = here ? all.panel_stride : all.next_panel_stride;
+    if (count == Panels)
+      add_rows<Most, Panels, true, Least>(tile, rows, panels * kLanes, sums + panel * kLanes);
+    else
+      add_rows<Most, 1, true, Least>(tile, rows, panels * kLanes, sums + panel * kLanes);
+    tile.codes = all.panel(panel + Panels);
+    tile.starts += Panels * kLanes;
+    tile.results += Panels * kLanes;
+    tile.result_panels -= Panels;
+  }
+}
+
+// sums: [rows][panels][16] of at most kMostTileRows rows and kAllPanels panels
 inline void add_tile(NoRegisters&, const RowTile& all, int rows, int panels, int32_t* sums) {
+  if constexpr (kOnceRows > 0) {
+    if (all.once && rows > kOncePairRows) return add_once<1, kOnceRows, kOncePairRows + 1>(all, rows, panels, sums);
+    if (all.once) return add_once<2, kOncePairRows, kOnceLeast>(all, rows, panels, sums);
+  }
   RowTile tile = all;
   const int64_t lanes = panels * kLanes;
   for (int panel = 0; panel < panels; panel += kRowTilePanels) {

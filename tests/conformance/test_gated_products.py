@@ -18,7 +18,7 @@ from tests.conformance.spans import SPAN_FORMATS, random_spans
 DEPTH = 1280  # of K formats whole blocks, of dense ones more than one group
 MOST = 70
 # Few rows, the fewest that are many, whole tiles and not, blocks of several tiles.
-ROWS = (1, 2, 5, 9, 33, MOST)
+ROWS = (1, 2, 5, 9, 20, 33, MOST)
 FORMATS: tuple[tuple[str, ...], ...] = (
     ("f32", "f32"),
     ("f16", "f16"),

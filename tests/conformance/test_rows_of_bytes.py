@@ -55,6 +55,16 @@ def test_every_bit(machine, format, rows, cols):
         np.testing.assert_array_equal(actual, product(stored, x))
 
 
+@FORMATS
+def test_every_number_of_rows_that_may_be_one_tile(machine, format):
+    stored = source(format, 75, 768)
+    weight, x = machine.packer.matrix([stored]), inputs_of(30, 768)
+    expected = product(stored, x)
+    for tokens in range(4, 31):
+        actual = linear(machine, machine.teams[tokens % 3], weight, x[:tokens], coding=Coding.INT8)
+        np.testing.assert_array_equal(actual, expected[:tokens])
+
+
 def test_values_of_rotated_rows(machine):
     """As numpy reads them and as a Hadamard matrix makes them; a row of a table has numpy's bits."""
     made = random_spans(ROTATED, 37, 384)
@@ -115,7 +125,7 @@ def test_a_row_that_is_not_finite_spoils_no_other(machine, format, bad):
         np.testing.assert_array_equal(actual[1:], expected[1:])
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 70])
+@pytest.mark.parametrize("tokens", [1, 5, 12, 20, 70])
 def test_segments_that_take_unlike_inputs(machine, tokens):
     """Rotated or not, by rows or by groups, each against its own; bias and residual come to the right columns."""
     kinds = [(ROTATED, 83), (ROTATED, 19), ("int8_row_f32", 32), ("int8_g64_f16", 48), ("int4_g128_f16_ordered", 16)]
