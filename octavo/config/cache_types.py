@@ -1,8 +1,9 @@
-"""How keys and values are kept: one type for all layers, or for all but some that stay unquantized."""
+"""Decides how keys and values are kept: one type for all layers, or for all but some that stay unquantized."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from octavo.config.engine import CacheConfig
 from octavo.errors import ConfigError
 from octavo.spec.decoder import CacheNeed
 
@@ -67,3 +68,43 @@ def _named(name: str, needs: Mapping[int, CacheNeed], layers: int) -> list[int]:
             f"(numbers go from 0 to {layers - 1})"
         )
     return found
+
+
+def choose_cache_dtype(
+    asked: CacheConfig, weights: str, rounded: str, *, whole: bool, rotates: bool
+) -> tuple[str, str]:
+    """The type of keys and values, and why.
+
+    Args:
+        weights: the format that most weights have in memory.
+        rounded: what they were rounded by while they loaded, if inputs of products are rounded to 8 bits, too; or
+            "none".
+        whole: a text is computed in one step.
+        rotates: what the model keeps fits the types that rotate.
+
+    Raises:
+        ConfigError: layers are left out of a type that quantizes none.
+    """
+    dtype, skipped = asked.kv_cache_dtype, asked.kv_cache_dtype_skip_layers
+    chosen = _usual_dtype(weights, rounded, whole, rotates) if dtype == "auto" else (dtype, "asked for")
+    if skipped and chosen[0] in PLAIN_TYPES:
+        raise ConfigError(
+            f"kv_cache_dtype_skip_layers {','.join(skipped)} leaves layers of a quantized cache as they are, and "
+            f"kv_cache_dtype {dtype} quantizes none: choose int8, fp8_e4m3, fp8_e5m2 or int4, or leave it out"
+        )
+    return chosen
+
+
+def _usual_dtype(weights: str, rounded: str, whole: bool, rotates: bool) -> tuple[str, str]:
+    if whole:
+        return ("float32", "exact, since nothing is kept beyond a step")
+    if rounded in ("int8", "int4") and rotates:
+        return ("int8", f"half of float16, and beside quantization {rounded} it changes little")
+    return plain_cache_dtype(weights)
+
+
+def plain_cache_dtype(weights: str) -> tuple[str, str]:
+    """The type of keys and values that nothing is lost by, and why."""
+    if weights == "bf16":
+        return ("bfloat16", "the weights' type")
+    return ("float16", "half the size of float32 and exact enough")

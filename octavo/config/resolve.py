@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from octavo.config.cache_types import PLAIN_TYPES, CacheTypes
+from octavo.config.cache_types import CacheTypes, choose_cache_dtype, plain_cache_dtype
 from octavo.config.engine import CacheConfig, EngineConfig
 from octavo.config.environment import Environment
 from octavo.config.machine import Machine, Placement, place_threads
@@ -88,7 +88,7 @@ class ResolvedModel:
     @property
     def cache_types(self) -> CacheTypes:
         """How each layer's keys and values are kept."""
-        plain = _plain_cache_dtype(self.weights.value).value
+        plain = plain_cache_dtype(self.weights.value)[0]
         return CacheTypes(self.kv_cache_dtype.value, self.kv_cache_dtype_skip_layers.value, plain)
 
 
@@ -157,8 +157,14 @@ def resolve_model(
         weights=weights,
         quantization=quantization,
         linear_compute=Choice(*compute),
-        kv_cache_dtype=_kv_cache_dtype(
-            config, facts, weights.value, quantization.value if compute[0] == "int8" else ""
+        kv_cache_dtype=Choice(
+            *choose_cache_dtype(
+                config.cache,
+                weights.value,
+                quantization.value if compute[0] == "int8" else "none",
+                whole=facts.whole,
+                rotates=facts.rotates,
+            )
         ),
         kv_cache_dtype_skip_layers=_skipped_layers(config),
         block_size=_asked_or_default(config.cache.block_size, 16, "the default"),
@@ -408,33 +414,6 @@ def _weights(config: EngineConfig, facts: ModelFacts, quantization: str) -> Choi
     if facts.format not in FORMAT_OF_DTYPE.values():
         return Choice(facts.format, f"as in the file; dtype {config.model.dtype} holds for its unquantized tensors")
     return Choice(asked, "asked for with dtype")
-
-
-def _kv_cache_dtype(config: EngineConfig, facts: ModelFacts, weights: str, rounded: str) -> Choice[str]:
-    """Of keys and values. rounded: how weights were rounded while they loaded, where inputs are rounded as well."""
-    asked, skipped = config.cache.kv_cache_dtype, config.cache.kv_cache_dtype_skip_layers
-    chosen = _usual_cache_dtype(facts, weights, rounded) if asked == "auto" else Choice(asked, _ASKED)
-    if skipped and chosen.value in PLAIN_TYPES:
-        raise ConfigError(
-            f"kv_cache_dtype_skip_layers {','.join(skipped)} leaves layers of a quantized cache as they are, and "
-            f"kv_cache_dtype {asked} quantizes none: choose int8, fp8_e4m3, fp8_e5m2 or int4, or leave it out"
-        )
-    return chosen
-
-
-def _usual_cache_dtype(facts: ModelFacts, weights: str, rounded: str) -> Choice[str]:
-    if facts.whole:
-        return Choice("float32", "exact, since nothing is kept beyond a step")
-    if rounded in ("int8", "int4") and facts.rotates:
-        return Choice("int8", f"half of float16, and beside quantization {rounded} it changes little")
-    return _plain_cache_dtype(weights)
-
-
-def _plain_cache_dtype(weights: str) -> Choice[str]:
-    """The type of keys and values that nothing is lost by."""
-    if weights == "bf16":
-        return Choice("bfloat16", "the weights' type")
-    return Choice("float16", "half the size of float32 and exact enough")
 
 
 def _skipped_layers(config: EngineConfig) -> Choice[tuple[str, ...]]:
