@@ -50,33 +50,38 @@ struct SeenScores {
     }
   }
 
-  void hide_others() const {
-    for (int at = begin(); at < first; at += 16) hide(at, first - at < 16 ? first - at : 16, 16);
-    for (int at = last / 16 * 16; at < end(); at += 16) hide(at, 0, last > at ? last - at : 0);
-  }
-
-  // NaN is passed over; it comes back with the weights.
-  float largest_score() const {
+  // Hides what is not seen, of the vectors that to_weights makes weights; the largest score of each lane. NaN is passed
+  // over; it comes back with the weights.
+  Vec16 largest_lanes() const {
+    if (first > 0) hide_others();
     const Vec16 none = set1(-INFINITY);
-    Vec16 a = none, b = none, c = none, d = none;
-    for (int at = begin(); at < end(); at += kStretch) {
-      a = max(load(scores + at), a);
-      b = max(load(scores + at + 16), b);
-      c = max(load(scores + at + 32), c);
-      d = max(load(scores + at + 48), d);
+    Vec16 most[4] = {none, none, none, none};
+    int at = begin();
+    for (; at + kStretch <= last; at += kStretch) {
+#pragma GCC unroll 4
+      for (int place = 0; place < 4; ++place) most[place] = max(load(scores + at + 16 * place), most[place]);
     }
-    return largest(max(max(a, b), max(c, d)));
+    for (; at + 16 <= last; at += 16) most[0] = max(load(scores + at), most[0]);
+    if (at < last) {
+      if (first == 0) hide(at, 0, last - at);
+      most[1] = max(load(scores + at), most[1]);
+    }
+    return max(max(most[0], most[1]), max(most[2], most[3]));
   }
 
-  // Scores become 2^(score - largest), rounded to bf16 or not; returns their sum. Vectors after the last key that is
-  // seen are left as they are.
-  template <bool Rounded> float to_weights(float largest) const {
+  // Scores become 2^(score - largest), rounded to bf16 or not; returns their sums, lane by lane. Vectors after the last
+  // key that is seen are left as they are. Packed: rounded ones become bf16, key by key from where the scores began.
+  template <bool Rounded, bool Packed = false> Vec16 to_weights(float largest) const {
     const Vec16 top = set1(largest);
     Vec16 sums[4] = {zero(), zero(), zero(), zero()};
     const auto weigh = [&](int at, int place) {
       const Vec16 exact = exp2_down(load(scores + at) - top);
       const Vec16 weights = Rounded ? rounded_weights(exact) : exact;
-      store(scores + at, weights);
+      if constexpr (Packed) {
+        store_upper_halves(reinterpret_cast<uint16_t*>(scores) + at, weights);
+      } else {
+        store(scores + at, weights);
+      }
       sums[place] = sums[place] + weights;
     };
     int at = begin();
@@ -88,10 +93,15 @@ struct SeenScores {
     for (int place = 0; place < 4; ++place) {
       if (at + 16 * place < last) weigh(at + 16 * place, place);
     }
-    return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
   }
 
 private:
+  void hide_others() const {
+    for (int at = begin(); at < first; at += 16) hide(at, first - at < 16 ? first - at : 16, 16);
+    if (last % 16 != 0) hide(last / 16 * 16, 0, last % 16);
+  }
+
   // Keeps lanes first .. last - 1.
   void hide(int at, int keep_first, int keep_last) const {
     store(scores + at, keep_range(load(scores + at), keep_first, keep_last, -INFINITY));

@@ -4,6 +4,7 @@
 #include "attention_rows.h"
 #include "attention_scores.h"
 #include "attention_tile.h"
+#include "simd/lanes.h"
 
 namespace octavo {
 
@@ -332,24 +333,34 @@ protected:
     }
   }
 
-  // Scores of rows first .. last - 1 over the part at `begin` become weights.
-  void weigh_rows(int64_t first, int64_t last, float* scores, int64_t begin) {
-    const auto scores_of = [&](int64_t row) {
-      const Range range = range_of(row, begin, kPart);
-      return SeenScores{scores + (row - first) * kPart, static_cast<int>(range.first), static_cast<int>(range.last)};
+  // Scores of rows first .. last - 1 over the part at `begin` become weights, packed or not (SeenScores::to_weights).
+  template <bool Packed = false> void weigh_rows(int64_t first, int64_t last, float* scores, int64_t begin) {
+    for (int64_t row = first; row < last; row += 16) {
+      weigh_some<Packed>(row, smaller(row + 16, last), scores + (row - first) * kPart, begin);
+    }
+  }
+
+  template <bool Packed> void weigh_some(int64_t first, int64_t last, float* scores, int64_t begin) {
+    const int count = static_cast<int>(last - first);
+    float lanes[16 * 16];
+    const auto for_rows = [&](auto&& lanes_of) {
+      for (int place = 0; place < count; ++place) {
+        const Range range = range_of(first + place, begin, kPart);
+        const SeenScores seen_scores = {scores + place * kPart, static_cast<int>(range.first),
+                                        static_cast<int>(range.last)};
+        const bool any = range.first < range.last;
+        store(lanes + 16 * place, any ? lanes_of(seen_scores, first + place) : zero());
+      }
     };
-    for (int64_t row = first; row < last; ++row) {
-      const SeenScores seen_scores = scores_of(row);
-      if (seen_scores.first >= seen_scores.last) continue;
+    for_rows([&](const SeenScores& seen_scores, int64_t row) {
       bend_scores(row, begin, seen_scores);
-      seen_scores.hide_others();
-      part_.largest[row] = seen_scores.largest_score();
-    }
-    for (int64_t row = first; row < last; ++row) {
-      const SeenScores seen_scores = scores_of(row);
-      if (seen_scores.first < seen_scores.last)
-        part_.weight[row] = seen_scores.template to_weights<Format::kInPairs>(part_.largest[row]);
-    }
+      return seen_scores.largest_lanes();
+    });
+    store_up_to(part_.largest + first, largest_of(lanes, count), count);
+    for_rows([&](const SeenScores& seen_scores, int64_t row) {
+      return seen_scores.template to_weights<Format::kInPairs, Packed>(part_.largest[row]);
+    });
+    store_up_to(part_.weight + first, sums_of(lanes, count), count);
   }
 
   // The set from its row `row` on.

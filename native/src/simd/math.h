@@ -13,9 +13,13 @@ inline void store_up_to(float* p, Vec16 v, int64_t n) {
 }
 // To nearest even; a NaN stays one.
 inline Vec16 rounded_to_bf16(Vec16 v) {
+#if defined(OCTAVO_ISA_AVX512)
+  return {_mm512_castsi512_ps(_mm512_and_si512(round_upper_half(v), _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+#else
   uint16_t rounded[16];
   store_bf16(rounded, v);
   return load_bf16(rounded);
+#endif
 }
 inline float first_lane(Vec16 v) {
   float lanes[16];
