@@ -118,28 +118,34 @@ struct SavedState {
   float& weight() const { return values[-1]; }
 };
 
-// The output of one head of a token. `values` may be changed.
+// The output of one head of a token: value_at(d), 16 elements of its weighted values, times `factor`.
+template <class F>
+inline void write_values(const Attention& attention, int64_t token, int64_t head, Vec16 factor, F&& value_at) {
+  const int64_t width = attention.head_dim;
+  float* out = attention.out + (token * attention.heads + head) * width;
+  int64_t at = 0;
+  for (; attention.layer.layout.pairs && at + 32 <= width; at += 32) {
+    Vec16 low;
+    Vec16 high;
+    zip(value_at(at) * factor, value_at(at + 16) * factor, low, high);
+    store(out + at, low);
+    store(out + at + 16, high);
+  }
+  for (; at < width; at += 16) store_up_to(out + at, value_at(at) * factor, width - at);
+}
+
+// Likewise, of what was kept of it. `values` may be changed.
 inline void write_head(const Attention& attention, int64_t token, int64_t head, float* values, float largest,
                        float weight) {
-  const int64_t width = attention.head_dim;
   float keep = 1.0f;
   if (attention.sinks != nullptr) { // one more key, without a value
     const Joined joined(set1(largest), set1(attention.sinks[head] * kLog2E));
     keep = first_lane(joined.keep);
     weight = join_weights(weight, 1.0f, keep, first_lane(joined.take));
   }
-  if (attention.rotation > 1) rotate_quickly(values, width, attention.rotation);
+  if (attention.rotation > 1) rotate_quickly(values, attention.head_dim, attention.rotation);
   const Vec16 factor = set1(keep / (weight * static_cast<float>(attention.rotation)));
-  float* out = attention.out + (token * attention.heads + head) * width;
-  int64_t at = 0;
-  for (; attention.layer.layout.pairs && at + 32 <= width; at += 32) {
-    Vec16 low;
-    Vec16 high;
-    zip(load(values + at) * factor, load(values + at + 16) * factor, low, high);
-    store(out + at, low);
-    store(out + at + 16, high);
-  }
-  for (; at < width; at += 16) store_up_to(out + at, load(values + at) * factor, width - at);
+  write_values(attention, token, head, factor, [&](int64_t at) { return load(values + at); });
 }
 
 } // namespace octavo

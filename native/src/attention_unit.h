@@ -135,12 +135,15 @@ protected:
     int64_t first, last;
   };
 
-  void load_queries(int64_t token) {
+  void load_queries(int64_t token) { load_queries(token, token); }
+
+  // Of a token, to where those of the one at `place` belong.
+  void load_queries(int64_t token, int64_t place) {
     const int64_t width = attention_.heads * attention_.head_dim;
     const int64_t count = attention_.group * attention_.head_dim; // of one token, contiguous
     const Vec16 scale = set1(attention_.scale);
     const float* from = attention_.in + tokens_[token].token * width + kv_head_ * count;
-    float* to = queries_ + token * count;
+    float* to = queries_ + place * count;
     for (int64_t at = 0; at < count; at += 16) {
       const Vec16 query = load_up_to(from + at, count - at) * scale;
       store_up_to(to + at, Format::kInPairs ? rounded_to_bf16(query) : query, count - at);
