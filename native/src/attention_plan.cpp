@@ -198,26 +198,34 @@ void AttentionPlan::add_own_units() {
   }
 }
 
-// Long sequences in tiles of about so many rows. The last tiles of a sequence see most keys: they come first.
+// Long sequences in tiles of about so many rows. The last tiles of a sequence see most keys: they come first. Threads
+// take units in runs (Team::parallel_runs); of few sequences each gets every so many tiles, for as much work.
 void AttentionPlan::add_tiles(int64_t wanted_rows) {
   const int64_t before = units_count_;
   const int64_t most = larger(1, wanted_rows / attention_.group);
   const int64_t step = kWideRows / common_divisor(kWideRows, attention_.group); // tokens of whole tiles of rows
   const int64_t length = most > step ? most / step * step : most;
+  const int64_t turns = sequences_count_ - short_ < 2 * threads_ ? threads_ : 1;
   for (int64_t number = short_; number < sequences_count_; ++number) {
     const Sequence& sequence = sequences_[number];
-    for (int64_t tile = (sequence.tokens + length - 1) / length; tile-- > 0;) {
-      const int64_t tokens = smaller(length, sequence.tokens - tile * length);
-      const int64_t position = sequence.position + tile * length;
-      const int64_t first = attention_.first_part(position);
-      const int64_t parts = part_of(attention_.last_key(position + tokens - 1, sequence.length())) + 1 - first;
-      add({int32(sequence.first_row + tile * length), int32(tokens), int32(first), int32(parts), 0, 0, 0}, 1);
+    const int64_t tiles = (sequence.tokens + length - 1) / length;
+    for (int64_t turn = 0; turn < turns; ++turn) {
+      for (int64_t tile = tiles - 1 - turn; tile >= 0; tile -= turns) {
+        add_tile(sequence, tile * length, smaller(length, sequence.tokens - tile * length));
+      }
     }
   }
   const bool few = units_count_ - before < 16 * threads_;
   if (wanted_rows == kFewPromptRows || !few || threads_ == 1) return;
   units_count_ = before;
   add_tiles(wanted_rows / 2);
+}
+
+void AttentionPlan::add_tile(const Sequence& sequence, int64_t begin, int64_t tokens) {
+  const int64_t position = sequence.position + begin;
+  const int64_t first = attention_.first_part(position);
+  const int64_t parts = part_of(attention_.last_key(position + tokens - 1, sequence.length())) + 1 - first;
+  add({int32(sequence.first_row + begin), int32(tokens), int32(first), int32(parts), 0, 0, 0}, 1);
 }
 
 // With few units and more than one thread, contexts are cut at parts.

@@ -39,6 +39,7 @@ private:
   void add_shared_units();
   void add_own_units();
   void add_tiles(int64_t wanted_rows);
+  void add_tile(const Sequence& sequence, int64_t begin, int64_t tokens);
   void split_units();
   void add(Unit unit, int64_t heads);
   bool is_short(int64_t tokens) const { return tokens == 1 || tokens * attention_.group <= kShortRows; }

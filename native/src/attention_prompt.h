@@ -5,6 +5,7 @@
 #include "attention_part.h"
 #include "attention_unit.h"
 #include "bf16_choice.h"
+#include "linear_rows.h"
 
 namespace octavo {
 
@@ -229,6 +230,7 @@ private:
         use(row, count, TileKeys(firsts + row, lasts + row, count.value, Format::kInPairs));
       });
     };
+    if (last_keys_[first] / kPart * kPart == begin) fetch_outputs(first, last);
     for (int64_t number = range.first / kKeys; number <= (range.last - 1) / kKeys; ++number) {
       set.scores = scores_ + number * kKeys;
       for_tiles([&](int64_t row, auto count, const TileKeys& keys) {
@@ -240,6 +242,15 @@ private:
     for_tiles([&](int64_t row, auto count, const TileKeys& keys) {
       part_rows<Source, count.value>(set, values_, row, keys);
     });
+  }
+
+  // Where outputs of rows will be written.
+  void fetch_outputs(int64_t first, int64_t last) const {
+    const int64_t group = attention_.group, width = attention_.head_dim;
+    for (int64_t token = first / group; token < (last + group - 1) / group; ++token) {
+      const float* out = attention_.out + (tokens_[token].token * attention_.heads + kv_head_ * group) * width;
+      for (int64_t at = 0; at < group * width; at += 16) fetch_for_writing(out + at);
+    }
   }
 
   // Keys and values of a block are those of these tokens.

@@ -114,10 +114,9 @@ template <class Works, class Asked> void run_attention(Team& team, const Asked& 
   const size_t floats = Works::floats_needed(attention, plan.most_rows());
   Saved saved = reserve(team, attention, plan);
   for (bool first = true;; first = false) {
-    team.parallel(plan.units(), [&](int64_t task, int thread) {
+    team.parallel_runs(plan.units(), 1, [&](int64_t task, int64_t next, int thread) {
       const Unit& unit = plan.unit(task);
       if (unit.saved == 0 && !first) return;
-      const int64_t next = task + team.threads(); // likely to be this thread's
       float* memory = team.scratch(thread, floats);
       for (int64_t head = unit.first_head; head < unit.first_head + unit.heads; ++head) {
         Works::choose(attention, unit.rows, [&](auto* work) {
