@@ -81,6 +81,10 @@ void part_tile(const RowSet& set, const float* values, int64_t row, int64_t at, 
   }
 }
 
+// Likewise, of words: values [kPart / 2][set.sums_stride], weights [rows][weight_stride].
+template <int Rows, int Vectors>
+void part_pairs(const RowSet& set, const uint32_t* values, int64_t row, int64_t at, const TileKeys& keys);
+
 #if defined(OCTAVO_ISA_AVX512)
 
 // One key of a pair alone, for the rows that see no other one of it.
@@ -102,7 +106,6 @@ inline void add_singles(const uint32_t* values, const uint32_t* weights, int64_t
   }
 }
 
-// Likewise, of words: values [kPart / 2][set.sums_stride], weights [rows][weight_stride].
 template <int Rows, int Vectors>
 void part_pairs(const RowSet& set, const uint32_t* values, int64_t row, int64_t at, const TileKeys& keys) {
   Vec16 totals[Rows][Vectors];

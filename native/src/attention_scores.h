@@ -78,7 +78,7 @@ struct SeenScores {
       const Vec16 exact = exp2_down(load(scores + at) - top);
       const Vec16 weights = Rounded ? rounded_weights(exact) : exact;
       if constexpr (Packed) {
-        store_upper_halves(reinterpret_cast<uint16_t*>(scores) + at, weights);
+        store_bf16_again(reinterpret_cast<uint16_t*>(scores) + at, weights);
       } else {
         store(scores + at, weights);
       }

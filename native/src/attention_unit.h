@@ -359,11 +359,11 @@ protected:
       bend_scores(row, begin, seen_scores);
       return seen_scores.largest_lanes();
     });
-    store_up_to(part_.largest + first, largest_of(lanes, count), count);
+    store_up_to(part_.largest + first, largest_of_each(lanes, count), count);
     for_rows([&](const SeenScores& seen_scores, int64_t row) {
       return seen_scores.template to_weights<Format::kInPairs, Packed>(part_.largest[row]);
     });
-    store_up_to(part_.weight + first, sums_of(lanes, count), count);
+    store_up_to(part_.weight + first, sum_of_each(lanes, count), count);
   }
 
   // The set from its row `row` on.

@@ -1,4 +1,5 @@
-// sums_of(lanes, count), largest_of(lanes, count): what sum and largest give of each of up to 16 vectors, as a vector.
+// sum_of_each(lanes, count), largest_of_each(lanes, count): what sum and largest give of each of up to 16 vectors, as one
+// vector.
 //
 // The same additions, of many vectors at once: halves of two rows stand side by side, then quarters of four, and so on.
 #pragma once
@@ -30,21 +31,21 @@ template <class Both> inline Vec16 fold_lanes(const float* lanes, Both&& both) {
   return {_mm512_permutexvar_ps(order, all)};
 }
 
-inline Vec16 sums_of(const float* lanes, int) {
+inline Vec16 sum_of_each(const float* lanes, int) {
   return fold_lanes(lanes, [](__m512 lower, __m512 upper) { return _mm512_add_ps(lower, upper); });
 }
-inline Vec16 largest_of(const float* lanes, int) {
+inline Vec16 largest_of_each(const float* lanes, int) {
   return fold_lanes(lanes, [](__m512 lower, __m512 upper) { return _mm512_max_ps(lower, upper); });
 }
 
 #else
 
-inline Vec16 sums_of(const float* lanes, int count) {
+inline Vec16 sum_of_each(const float* lanes, int count) {
   float sums[16] = {};
   for (int i = 0; i < count; ++i) sums[i] = sum(load(lanes + 16 * i));
   return load(sums);
 }
-inline Vec16 largest_of(const float* lanes, int count) {
+inline Vec16 largest_of_each(const float* lanes, int count) {
   float most[16] = {};
   for (int i = 0; i < count; ++i) most[i] = largest(load(lanes + 16 * i));
   return load(most);

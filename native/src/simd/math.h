@@ -21,6 +21,15 @@ inline Vec16 rounded_to_bf16(Vec16 v) {
   return load_bf16(rounded);
 #endif
 }
+// Of numbers that have been rounded to bf16 already.
+inline void store_bf16_again(uint16_t* p, Vec16 v) {
+#if defined(OCTAVO_ISA_AVX512)
+  const __m512i halves = _mm512_srli_epi32(_mm512_castps_si512(v.v), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(halves));
+#else
+  store_bf16(p, v);
+#endif
+}
 inline float first_lane(Vec16 v) {
   float lanes[16];
   store(lanes, v);

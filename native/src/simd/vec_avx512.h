@@ -60,10 +60,6 @@ inline __m512i round_upper_half(Vec16 a) {
   return _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
 }
 inline __m256i round_to_bf16(Vec16 a) { return _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_upper_half(a), 16)); }
-inline void store_upper_halves(uint16_t* p, Vec16 a) {
-  const __m512i halves = _mm512_srli_epi32(_mm512_castps_si512(a.v), 16);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(halves));
-}
 inline void store_bf16(uint16_t* p, Vec16 a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), round_to_bf16(a)); }
 
 inline Vec16 operator+(Vec16 a, Vec16 b) { return {_mm512_add_ps(a.v, b.v)}; }
