@@ -36,7 +36,8 @@ def octavo_cmd(a, env):
     name = a.model if a.fmt == "bf16" else f"{a.model}-{a.fmt.upper()}.gguf"
     cmd = [os.path.join(a.venvs, "octavo", "bin", "python"), "-m", "octavo", "serve", os.path.join(a.models, name)]
     cmd += ["--served-model-name", a.model]
-    return [*cmd, "--max-model-len", "2048", "--max-num-seqs", "64", "--threads", str(a.threads)]
+    cmd += ["--max-model-len", "2048", "--max-num-seqs", "64", "--threads", str(a.threads)]
+    return cmd + (["--quantization", a.quantization] if a.quantization else [])
 
 
 def llamaserver_cmd(a, env):
@@ -106,7 +107,7 @@ def report(a, rate, out, ready):
     json.dump(d, open(p, "w"))
     keys = ("output_throughput", "p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms", "p99_tpot_ms")
     figures = " | ".join("{:.1f}".format(d.get(k, float("nan"))) for k in keys)
-    print(f"| {a.engine} | {a.fmt} | {rate} | {figures} |", "completed", d.get("completed"))
+    print(f"| {a.engine} | {a.quantization or a.fmt} | {rate} | {figures} |", "completed", d.get("completed"))
 
 
 def stop(srv):
@@ -127,6 +128,7 @@ def arguments():
     ap.add_argument("--models", default=env("BENCH_MODELS"))
     ap.add_argument("--model", required=True)
     ap.add_argument("--fmt", default="bf16")
+    ap.add_argument("--quantization", default="", help="octavo: what it rounds weights to while it loads them")
     ap.add_argument("--results", default=env("BENCH_RESULTS", "results"))
     ap.add_argument("--rates", default="inf,2")
     ap.add_argument("--requests", type=int, default=64)
@@ -140,7 +142,7 @@ def arguments():
 def main():
     a = arguments()
     os.makedirs(a.results, exist_ok=True)
-    tag = f"serve_{a.engine}_{a.model}_{a.fmt}"
+    tag = "_".join(filter(None, ["serve", a.engine, a.model, a.fmt, a.quantization]))
     cmd, senv = server_cmd(a)
     t0 = time.monotonic()
     log = open(os.path.join(a.results, tag + ".server.log"), "w")
