@@ -15,8 +15,8 @@ from octavo.kernels.cpu.structs import Coding, Format, format_code
 from octavo.ops.weight import PackedWeight, Segment
 
 DENSE = ("f32", "f16", "bf16")
-# One of each kind that quantized checkpoints have, and what --quantization int8 makes.
-_SPANS = ("int4z_g128_f16", "int8_row_f32", "int8_row_f32_rotated", "e4m3_row_f32")
+# One of each kind that quantized checkpoints have, and what --quantization int8 and int4 make.
+_SPANS = ("int4z_g128_f16", "int8_row_f32", "int8_row_f32_rotated", "int4s_row_f32_rotated", "e4m3_row_f32")
 FORMATS = (*(code.name.lower() for code in Format if code < Format.INT4), *_SPANS)
 # f16 numbers in a block of each format; the rest of a block may be any bits.
 HALVES = {
@@ -26,7 +26,7 @@ HALVES = {
 }  # fmt: skip
 COMPUTE = ("exact", "int16", "int8")
 _SUPERBLOCK = 256
-_SCALE_BYTES = {"int8_row_f32": 4, "int8_row_f32_rotated": 4, "e4m3_row_f32": 4}  # of a row
+_SCALE_BYTES = dict.fromkeys((name for name in _SPANS if "_row_" in name), 4)  # of a row, behind its codes
 _EXPONENT = 121  # of MXFP4's scale: 2^-6
 
 
@@ -63,8 +63,10 @@ def _make_finite(source: NDArray[np.uint8], name: str, rows: int, superblock: in
         if name.startswith("e4m3"):
             row &= 0xF7  # no NaN
         scales = row.shape[1] - _SCALE_BYTES[name] if name in _SCALE_BYTES else 0
+        if name.startswith("int4s"):  # 16 bytes of codes for 2 of steps and starts, which stand behind the scale
+            scales = scales * 8 // 9
         if scales:
-            row[:, scales:] = np.frombuffer(np.float32(0.01).tobytes(), np.uint8)
+            row[:, scales : scales + 4] = np.frombuffer(np.float32(0.01).tobytes(), np.uint8)
         else:  # groups of 128: 64 bytes of codes each, then a scale each, then a zero point each
             groups = row.shape[1] // 67
             row[:, 64 * groups : 66 * groups] = np.tile(half, groups)

@@ -16,29 +16,6 @@ namespace {
 
 // --- few rows: codes go by once, sums stay in registers ---
 
-struct NoSteps {};
-template <bool Stepped> using StepsOf = typename std::conditional<Stepped, Steps, NoSteps>::type;
-
-// Two words of a lane's bytes: eight inputs of a unit from 8 row on.
-template <bool Stepped>
-inline void eight_bytes(const uint8_t* codes, const StepsOf<Stepped>& steps, int row, Int16 (&out)[2]) {
-  if constexpr (Stepped) {
-    const Int16 nibbles = load_once(codes + row * 64);
-    out[0] = apply(steps, keep_bits(nibbles, 0x0f0f0f0fu));
-    out[1] = apply(steps, keep_bits(shift_right<4>(nibbles), 0x0f0f0f0fu));
-  } else {
-    out[0] = load_once(codes + row * 128);
-    out[1] = load_once(codes + row * 128 + 64);
-  }
-}
-
-template <bool Stepped> inline StepsOf<Stepped> steps_of(const uint8_t* panel, const PanelLayout& at, int64_t unit) {
-  if constexpr (Stepped)
-    return load_steps(panel + at.min + unit * 2 * kLanes);
-  else
-    return {};
-}
-
 template <bool Stepped, int Rows, int Panels>
 void few_rows_of_strip(const Strip& strip, const LinearInputs& in, int64_t row, float* out) {
   const int64_t units = in.cols / kUnit;
@@ -175,17 +152,19 @@ void all_rows_of_strip(const Strip& strip, int panels, const LinearInputs& in, i
   RowTile tile{};
   const int64_t units = in.cols / kUnit;
   auto* bytes = reinterpret_cast<uint8_t*>(memory);
-  if (Stepped) write_bytes(strip, panels, units, bytes);
-  tile.codes = Stepped ? bytes : strip.panels;
-  tile.panel_stride = Stepped ? units * 512 : strip.apart ? strip.apart : strip.layout.bytes;
-  tile.pair_stride = !Stepped && strip.apart ? strip.layout.bytes : 2 * tile.panel_stride;
+  tile.once = rows >= kOnceLeast && rows <= kOnceRows - (Stepped ? kStepsRows : 0);
+  const bool written = Stepped && !tile.once;
+  if (written) write_bytes(strip, panels, units, bytes);
+  tile.codes = written ? bytes : strip.panels;
+  tile.panel_stride = written ? units * 512 : strip.apart ? strip.apart : strip.layout.bytes;
+  tile.pair_stride = !written && strip.apart ? strip.layout.bytes : 2 * tile.panel_stride;
+  if (Stepped && tile.once) tile.steps = strip.panels + strip.layout.min;
   tile.starts = starts;
   tile.inputs = in.coded.codes + row * kCodeRun;
   tile.run_stride = in.layout.rows * kCodeRun;
   tile.units = units;
   tile.result_stride = results.stride;
   tile.result_panels = results.gating ? panels / 2 : panels;
-  tile.once = !Stepped && rows >= kOnceLeast && rows <= kOnceRows;
   if (tile.once) set_next(strip, panels, tile);
   const int64_t tiles = tile.once ? 1 : (rows + kRowTileRows - 1) / kRowTileRows;
   with_registers([&](auto& registers) {

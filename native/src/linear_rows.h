@@ -119,6 +119,29 @@ inline Int16 apply(const Steps& steps, const Int16& codes) {
 #endif
 #endif
 
+struct NoSteps {};
+template <bool Stepped> using StepsOf = typename std::conditional<Stepped, Steps, NoSteps>::type;
+
+// Two words of a lane's bytes: eight inputs of a unit from 8 row on.
+template <bool Stepped>
+inline void eight_bytes(const uint8_t* codes, const StepsOf<Stepped>& steps, int row, Int16 (&out)[2]) {
+  if constexpr (Stepped) {
+    const Int16 nibbles = load_once(codes + row * 64);
+    out[0] = apply(steps, keep_bits(nibbles, 0x0f0f0f0fu));
+    out[1] = apply(steps, keep_bits(shift_right<4>(nibbles), 0x0f0f0f0fu));
+  } else {
+    out[0] = load_once(codes + row * 128);
+    out[1] = load_once(codes + row * 128 + 64);
+  }
+}
+
+template <bool Stepped> inline StepsOf<Stepped> steps_of(const uint8_t* panel, const PanelLayout& at, int64_t unit) {
+  if constexpr (Stepped)
+    return load_steps(panel + at.min + unit * 2 * kLanes);
+  else
+    return {};
+}
+
 struct RowTile {
   const uint8_t* codes; // [units][8][64] of a panel: the second panel_stride behind the first, the next two pair_stride
   int64_t panel_stride, pair_stride;
@@ -128,14 +151,17 @@ struct RowTile {
   int64_t units;
   const uint8_t *ahead, *ahead_end; // what this thread reads next
   int64_t ahead_lines;              // of it, fetched a unit
-  bool once;           // codes are read once, from memory: those a few units on are fetched instead
-  const uint8_t* next; // then: the first of the panels after these, which lie likewise, or null
+  // Where codes are read once, from memory:
+  bool once;
+  const uint8_t* steps; // of the first panel, [units][2][16], or null
+  const uint8_t* next;  // the first of the panels after these, or null; codes on the way there are fetched
   int64_t next_panel_stride, next_pair_stride;
   const float* results;             // where the rows' results will be written, result_stride apart
   int64_t result_stride;
   int result_panels; // that will be written there
 
-  const uint8_t* panel(int p) const { return codes + p / 2 * pair_stride + p % 2 * panel_stride; }
+  int64_t panel_at(int p) const { return p / 2 * pair_stride + p % 2 * panel_stride; }
+  const uint8_t* panel(int p) const { return codes + panel_at(p); }
   const uint8_t* next_panel(int p) const { return next + p / 2 * next_pair_stride + p % 2 * next_panel_stride; }
 };
 

@@ -5,7 +5,8 @@
 
 namespace octavo {
 
-constexpr int kRowTileRows = 2 * kTileHeight, kMostTileRows = kRowTileRows, kOnceLeast = 1, kOnceRows = 0;
+constexpr int kRowTileRows = 2 * kTileHeight, kMostTileRows = kRowTileRows, kOnceLeast = 1, kOnceRows = 0,
+              kStepsRows = 0;
 
 // One or two panels, against one or two blocks of 16 rows.
 template <int Panels, class Registers> class RowRegisters {

@@ -8,7 +8,8 @@ namespace octavo {
 // be one tile of two panels or of one, codes are read once, evenly, while others are multiplied: from memory that is
 // faster than a tile that reads and others that multiply what it has read.
 #if defined(OCTAVO_ISA_AVX512)
-constexpr int kRowTileRows = 6, kRowTilePanels = 4, kOnceLeast = 5, kOncePairRows = 14, kOnceRows = 28;
+constexpr int kRowTileRows = 6, kRowTilePanels = 4, kOnceLeast = 5, kOncePairRows = 14, kOnceRows = 28,
+              kStepsRows = 2; // fewer where steps need registers, too
 #elif defined(OCTAVO_ISA_AVX2)
 constexpr int kRowTileRows = 5, kRowTilePanels = 1;
 #elif defined(OCTAVO_ISA_NEON)
@@ -17,11 +18,14 @@ constexpr int kRowTileRows = 6, kRowTilePanels = 1;
 constexpr int kRowTileRows = 2, kRowTilePanels = 1;
 #endif
 #if !defined(OCTAVO_ISA_AVX512)
-constexpr int kOnceLeast = 1, kOncePairRows = 0, kOnceRows = 0;
+constexpr int kOnceLeast = 1, kOncePairRows = 0, kOnceRows = 0, kStepsRows = 0;
 #endif
 constexpr int kMostTileRows = kOnceRows > kRowTileRows ? kOnceRows : kRowTileRows;
 
-template <int Rows, int Panels, bool Once> class RowSums {
+// How codes are read: as bytes, again and again or once, or once with steps.
+enum class CodesOf { tile, memory, steps };
+
+template <int Rows, int Panels, CodesOf From> class RowSums {
 public:
   OCTAVO_INLINE explicit RowSums(const RowTile& t) : t_(t) {}
 
@@ -33,16 +37,21 @@ public:
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) sum[r][p] = load_words(reinterpret_cast<const uint8_t*>(t_.starts + p * kLanes));
     constexpr int64_t kRunUnits = kCodeRun / kUnit;
-    for (int p = 0; Once && p < Panels; ++p) far_[p] = t_.panel(p) + kFar * 512;
+    for (int p = 0; kOnce && p < Panels; ++p) far_[p] = t_.panel(p) + kFar * kUnitBytes;
     for (int64_t run = 0; run < t_.units; run += kRunUnits) {
       const uint8_t* inputs = t_.inputs;
       const int64_t last = run + kRunUnits < t_.units ? run + kRunUnits : t_.units;
       for (int64_t unit = run; unit < last; ++unit) {
         fetch(unit);
+        if constexpr (kSteps) {
+#pragma GCC unroll 4
+          for (int p = 0; p < Panels; ++p) steps_[p] = load_steps(t_.steps + t_.panel_at(p));
+          t_.steps += 2 * kLanes;
+        }
         add<0>(inputs, sum);
-        t_.codes += 512;
+        t_.codes += kUnitBytes;
         inputs += kUnit;
-        for (int p = 0; Once && p < Panels; ++p) far_[p] += 512;
+        for (int p = 0; kOnce && p < Panels; ++p) far_[p] += kUnitBytes;
       }
       t_.inputs += t_.run_stride;
     }
@@ -55,6 +64,8 @@ public:
 
 private:
   using Sums = Int16[Rows][Panels];
+  static constexpr bool kOnce = From != CodesOf::tile, kSteps = From == CodesOf::steps;
+  static constexpr int64_t kUnitBytes = kSteps ? 256 : 512, kFar = 3072 / kUnitBytes; // units
 
   // A row's lines are far from the next one's, and few stores can wait: they are fetched one after the other.
   OCTAVO_INLINE void fetch(int64_t unit) {
@@ -62,7 +73,7 @@ private:
 #pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p)
         if (p < t_.result_panels) fetch_for_writing(t_.results + unit * t_.result_stride + p * kLanes);
-    if constexpr (Once) {
+    if constexpr (kOnce) {
       if (unit == (t_.units > kFar ? t_.units - kFar : 0))
         for (int p = 0; p < Panels; ++p) far_[p] = t_.next_panel(p);
       return;
@@ -76,8 +87,13 @@ private:
     Int16 codes[Panels];
 #pragma GCC unroll 4
     for (int p = 0; p < Panels; ++p) {
-      codes[p] = load_once(t_.panel(p) + Step * 64);
-      if constexpr (Once) __builtin_prefetch(far_[p] + Step * 64, 0, 2);
+      if constexpr (!kSteps) {
+        codes[p] = load_once(t_.panel(p) + Step * 64);
+      } else {
+        const Int16 nibbles = load_once(t_.panel(p) + Step / 2 * 64);
+        codes[p] = apply(steps_[p], keep_bits(Step % 2 ? shift_right<4>(nibbles) : nibbles, 0x0f0f0f0fu));
+      }
+      if constexpr (kOnce && !(kSteps && Step % 2)) __builtin_prefetch(far_[p] + Step * (kSteps ? 32 : 64), 0, 2);
     }
 #pragma GCC unroll 32
     for (int r = 0; r < Rows; ++r) {
@@ -95,22 +111,22 @@ private:
     if constexpr (Step + 1 < 8) add<Step + 1>(inputs, sum);
   }
 
-  static constexpr int64_t kFar = 6; // units
   RowTile t_;
   const uint8_t* far_[Panels];
+  StepsOf<kSteps> steps_[Panels];
 };
 
-template <int Rows, int Panels, bool Once>
+template <int Rows, int Panels, CodesOf From>
 __attribute__((noinline)) void add_sums(const RowTile& tile, int64_t lanes, int32_t* sums) {
-  RowSums<Rows, Panels, Once>(tile).run(lanes, sums);
+  RowSums<Rows, Panels, From>(tile).run(lanes, sums);
 }
 
 // Least .. Rows rows
-template <int Rows, int Panels, bool Once = false, int Least = 1>
+template <int Rows, int Panels, CodesOf From = CodesOf::tile, int Least = 1>
 void add_rows(const RowTile& tile, int rows, int64_t lanes, int32_t* sums) {
   if constexpr (Rows > Least)
-    if (rows < Rows) return add_rows<Rows - 1, Panels, Once, Least>(tile, rows, lanes, sums);
-  add_sums<Rows, Panels, Once>(tile, lanes, sums);
+    if (rows < Rows) return add_rows<Rows - 1, Panels, From, Least>(tile, rows, lanes, sums);
+  add_sums<Rows, Panels, From>(tile, lanes, sums);
 }
 
 template <int Panels> void add_panels(const RowTile& tile, int rows, int panels, int64_t lanes, int32_t* sums) {
@@ -126,7 +142,7 @@ template <class Body> void with_registers(Body&& body) {
 }
 
 // Each panel's codes once, of two or of one at a time.
-template <int Panels, int Most, int Least>
+template <int Panels, int Most, int Least, CodesOf From>
 void add_once(const RowTile& all, int rows, int panels, int32_t* sums) {
   RowTile tile = all;
   for (int panel = 0; panel < panels; panel += Panels) {
@@ -137,21 +153,28 @@ void add_once(const RowTile& all, int rows, int panels, int32_t* sums) {
     tile.next = here ? all.panel(to) : all.next;
     tile.next_panel_stride = here ? all.panel_stride : all.next_panel_stride;
     if (count == Panels)
-      add_rows<Most, Panels, true, Least>(tile, rows, panels * kLanes, sums + panel * kLanes);
+      add_rows<Most, Panels, From, Least>(tile, rows, panels * kLanes, sums + panel * kLanes);
     else
-      add_rows<Most, 1, true, Least>(tile, rows, panels * kLanes, sums + panel * kLanes);
+      add_rows<Most, 1, From, Least>(tile, rows, panels * kLanes, sums + panel * kLanes);
     tile.codes = all.panel(panel + Panels);
+    if (all.steps) tile.steps = all.steps + all.panel_at(panel + Panels);
     tile.starts += Panels * kLanes;
     tile.results += Panels * kLanes;
     tile.result_panels -= Panels;
   }
 }
 
+template <CodesOf From> void add_all_once(const RowTile& all, int rows, int panels, int32_t* sums) {
+  constexpr int kFewer = From == CodesOf::steps ? kStepsRows : 0, kPairs = kOncePairRows - kFewer;
+  if (rows > kPairs) return add_once<1, kOnceRows - kFewer, kPairs + 1, From>(all, rows, panels, sums);
+  add_once<2, kPairs, kOnceLeast, From>(all, rows, panels, sums);
+}
+
 // sums: [rows][panels][16] of at most kMostTileRows rows and kAllPanels panels
 inline void add_tile(NoRegisters&, const RowTile& all, int rows, int panels, int32_t* sums) {
   if constexpr (kOnceRows > 0) {
-    if (all.once && rows > kOncePairRows) return add_once<1, kOnceRows, kOncePairRows + 1>(all, rows, panels, sums);
-    if (all.once) return add_once<2, kOncePairRows, kOnceLeast>(all, rows, panels, sums);
+    if (all.once && all.steps) return add_all_once<CodesOf::steps>(all, rows, panels, sums);
+    if (all.once) return add_all_once<CodesOf::memory>(all, rows, panels, sums);
   }
   RowTile tile = all;
   const int64_t lanes = panels * kLanes;

@@ -14,7 +14,7 @@ from octavo.quantization.stepped import read_stepped
 from tests.conformance.matrices import CODED_ISAS, Floats, Machine, buffer, inputs_of, linear, machine_of, run
 from tests.conformance.spans import random_spans
 
-TOKENS = (1, 2, 3, 4, 5, 7, 33, 73)
+TOKENS = (1, 2, 3, 4, 5, 7, 12, 13, 20, 26, 27, 33, 73)
 
 
 @pytest.fixture(scope="module", params=CODED_ISAS)
