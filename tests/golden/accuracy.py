@@ -15,7 +15,7 @@ from octavo.kernels.cpu.library import load_library
 from octavo.ops.conformance import QUANTIZED
 from octavo.quantization.format import FORMATS as STORAGE
 from tests.families.real import gemma3_path, smollm2_path
-from tests.golden.cases import PROMPTS, STEPS, page_ids, read_bf16_errors, read_golden
+from tests.golden.cases import PROMPTS, STEPS, calibration_windows, page_ids, read_bf16_errors, read_golden
 from tests.golden.octavo_model import continue_prompts, judge_texts, open_llm, perplexity
 from tests.golden.oracle import save_bf16
 from tests.golden.requantize import FORMATS, Requantizer, read_perplexities
@@ -57,11 +57,16 @@ def measure(llm, golden):
     for entry, steps in zip(golden, judge_texts(llm, [entry.prompt + entry.tokens for entry in golden]), strict=True):
         for ids, logprobs, step in zip(entry.top_ids, entry.top_logprobs, steps[-STEPS:], strict=True):
             errors.append([step[token] - logprob for token, logprob in zip(ids, logprobs, strict=True)])
+    return np.array(errors), count_equal(llm, golden)
+
+
+def count_equal(llm, golden):
+    """The greedy steps after each prompt that agree."""
     equal = []
     for entry, (tokens, _) in zip(golden, continue_prompts(llm, [entry.prompt for entry in golden]), strict=True):
         unlike = [step for step in range(STEPS) if tokens[step] != entry.tokens[step]]
         equal.append(unlike[0] if unlike else STEPS)
-    return np.array(errors), equal
+    return equal
 
 
 def perplexity_table(directory):
@@ -115,6 +120,39 @@ def inputs_table(directory):
 
 
 _ROUNDED = {"int16": "16 bits", "int8": "8 bits"}  # --linear-compute
+
+
+def rounded_table(directory):
+    """What --quantization changes, rounded inputs included: against the same bf16 weights with float32 products."""
+    rows = [("model", "rounded to", "page", "six windows", "RMS of log-probabilities", "greedy tokens equal")]
+    for name in PROMPTS:
+        path = smollm2_path() if name == "smollm2" else gemma3_path(directory)
+        bf16 = save_bf16(name, path, directory / f"{name}-bf16")
+        texts, golden = [page_ids(path), *calibration_windows(path)], read_golden(name, "bf16")
+        exact, _ = _judged(bf16, texts, golden, dtype="float32")
+        for scheme in ("int8", "int4"):
+            found, equal = _judged(bf16, texts, golden, quantization=scheme, linear_compute="auto")
+            rms = np.sqrt(np.square(np.concatenate(found) - np.concatenate(exact)).mean())
+            changes = (_change(exact[:1], found[:1]), _change(exact[1:], found[1:]))
+            rows.append((_NAMES[name], scheme, *changes, f"{rms:.3f}", ", ".join(map(str, equal))))
+    return rows
+
+
+def _judged(path, texts, golden, **options):
+    """Log-probabilities of every token but the first of each text, and how many greedy tokens agree."""
+    with open_llm(path, skip_tokenizer_init=True, kv_cache_dtype="float32", **options) as llm:
+        found = [
+            np.array([step[token] for step, token in zip(steps, ids[1:], strict=True)])
+            for ids, steps in zip(texts, judge_texts(llm, texts), strict=True)
+        ]
+        return found, count_equal(llm, list(golden.values()))
+
+
+def _change(before, after):
+    """Perplexities of some texts together, and the change."""
+    was, now = (float(np.exp(-np.concatenate(found).mean())) for found in (before, after))
+    return f"{was:.3f} -> {now:.3f} ({100 * (now / was - 1):+.2f} %)"
+
 
 # Layers that are left out, beside none.
 _LEFT_OUT = {
@@ -192,6 +230,7 @@ TABLES = {
     "files": files_table,
     "formats": perplexity_table,
     "inputs": inputs_table,
+    "rounded": rounded_table,
 }
 
 if __name__ == "__main__":

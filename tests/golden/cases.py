@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo.compression.calibration_text import cut, read_texts
 from octavo.model.source import open_model
 from octavo.text.chat_template import ChatTemplate
 from octavo.text.gguf_vocabulary import tokenizer_from_metadata
@@ -52,6 +53,12 @@ WEIGHTS = ("quantized", "bf16")
 def page_ids(path):
     """The whole page's token ids."""
     return prompt_ids(path, [Prompt("", read_page())])[""]
+
+
+def calibration_windows(path, count=6, length=512):
+    """Token ids of windows from all over the text that `octavo quantize` calibrates with."""
+    tokenizer = tokenizer_from_metadata(open_model(path).gguf_metadata)
+    return cut(read_texts(None, None), tokenizer, count, length).calibration.tolist()
 
 
 def prompt_ids(path, prompts):
