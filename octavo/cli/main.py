@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted (Ctrl-C), 143 ended
 
 import difflib
 import os
+import resource
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -25,6 +26,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 _LIMITED = "memory is limited (ulimit -v, ulimit -d): raise the limit"
+_NO_THREAD = "can't start new thread"  # CPython's words
+# What libraries map before any model is looked at. With less some of them end the process in words of their own.
+_LEAST_MIB = 192
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,6 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[0] not in COMMANDS:
         near = difflib.get_close_matches(words[0], COMMANDS, n=1)
         return fail(f"no command '{words[0]}'", f"did you mean '{near[0]}'?" if near else "octavo --help lists them", 2)
+
+    allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
+    small = words[0] == "key" or not {"-h", "--help"}.isdisjoint(words)
+    if not small and allowed != resource.RLIM_INFINITY and allowed < _LEAST_MIB << 20:
+        return fail(f"{allowed >> 20} MiB of memory are allowed, and libraries alone take {_LEAST_MIB}", _LIMITED, 1)
 
     def run() -> int:
         command: Callable[[Sequence[str]], int] = import_module(COMMANDS[words[0]][0]).run
@@ -67,20 +76,19 @@ def guarded(run: Callable[[], int]) -> int:
     except BrokenPipeError:  # the reader of a pipe went away: nobody is left to tell
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except ImportError as error:
-        if not _memory_is_limited():
+    except (ImportError, RuntimeError) as error:
+        library, words = isinstance(error, ImportError), str(error).strip()
+        if not _memory_is_limited() or (not library and words != _NO_THREAD):
             raise
-        said = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        return fail(f"a library cannot be loaded: {said[-1]}", _LIMITED, 1)
+        said = (words or type(error).__name__).splitlines()[-1].strip()
+        return fail(f"a library cannot be loaded: {said}" if library else said, _LIMITED, 1)
     except (MemoryError, OSError) as error:
         hint = _LIMITED if isinstance(error, MemoryError) and _memory_is_limited() else None
-        return fail(f"{type(error).__name__}: {error}", hint, 1)
+        return fail(f"{type(error).__name__}: {str(error) or 'there is no more'}", hint, 1)
 
 
 def _memory_is_limited() -> bool:
     """This process may not have all the memory that there is."""
-    import resource
-
     return any(
         resource.getrlimit(kind)[0] != resource.RLIM_INFINITY for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)
     )

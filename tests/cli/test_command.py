@@ -166,6 +166,19 @@ def test_what_the_help_of_a_command_loads(name: str) -> None:
     assert done.stderr.strip() == "[]"
 
 
+@pytest.mark.parametrize("mebibytes", [64, 130, 170])
+def test_an_address_space_that_libraries_do_not_fit_in_is_told_before_they_load(mebibytes: int) -> None:
+    limit = f"ulimit -v {mebibytes * 1024} && exec {sys.executable} -m octavo"
+    for words in ("inspect", "serve --port 0"):
+        done = subprocess.run(
+            ["bash", "-c", f"{limit} {words}"], capture_output=True, text=True, timeout=240, check=False
+        )
+        assert (done.returncode, done.stdout) == (1, "")
+        first, hint = done.stderr.splitlines()
+        assert first == f"error: {mebibytes} MiB of memory are allowed, and libraries alone take 192"
+        assert "ulimit -v" in hint
+
+
 def test_the_demo_script_compiles_without_octavo() -> None:
     """It runs before anything is known to work, so it may use the standard library alone."""
     source = (Path(__file__).parents[2] / "scripts" / "demo.py").read_text()
@@ -175,7 +188,13 @@ def test_the_demo_script_compiles_without_octavo() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [ImportError("numpy says:\n\nx.so: failed to map segment from shared object\n\n"), MemoryError()], ids=type
+    "error",
+    [
+        ImportError("numpy says:\n\nx.so: failed to map segment from shared object\n\n"),
+        RuntimeError("can't start new thread"),
+        MemoryError(),
+    ],
+    ids=type,
 )
 def test_a_limit_that_leaves_too_little_memory_is_told(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -187,8 +206,8 @@ def test_a_limit_that_leaves_too_little_memory_is_told(
     assert "numpy says" not in first
     assert "ulimit -v" in hint
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY,) * 2)
-    if isinstance(error, ImportError):  # a broken installation: where it broke is what helps
-        with pytest.raises(ImportError):
+    if isinstance(error, ImportError | RuntimeError):  # a broken installation, a bug: where it broke is what helps
+        with pytest.raises(type(error)):
             guarded(raising(error))
     else:
         assert guarded(raising(error)) == 1
