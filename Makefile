@@ -74,7 +74,7 @@ $(VENV)/.build-tools: $(VENV)/.created
 
 $(VENV)/.octavo: $(VENV)/.build-tools pyproject.toml $(NATIVE_SOURCES)
 	@scripts/preflight.sh $(PYTHON)
-	@$(STEP) "Building the native kernels and installing Octavo (a minute or two the first time)" \
+	@$(STEP) "Building the native kernels and installing Octavo (several minutes the first time)" \
 		env PATH="$(CURDIR)/$(BIN):$$PATH" CMAKE_BUILD_PARALLEL_LEVEL="$${MAX_JOBS:-}" $(PIP) --no-build-isolation --editable .
 	@$(BIN)/python -m compileall -q octavo # else, where Python may not write bytecode, every start compiles 230 files
 	@touch $@

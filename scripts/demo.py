@@ -34,6 +34,8 @@ def main() -> int:
         if sys.stdin.isatty():
             print("\nThe server keeps running; Ctrl-C ends it.", flush=True)
             server.wait()
+        else:
+            print("\nThis server ends now, since no terminal could end it.", flush=True)
         return 0
     except KeyboardInterrupt:
         print()

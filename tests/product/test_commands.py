@@ -109,6 +109,6 @@ def test_the_demo(environment: dict[str, str]) -> None:
         env=environment,
     )
     assert done.returncode == 0, done.stderr
-    for text in ("ctopus", "first token", "per token", "memory", "http://127.0.0.1:", "try next"):
+    for text in ("ctopus", "first token", "per token", "memory", "http://127.0.0.1:", "try next", "ends now"):
         assert text in done.stdout
     assert done.stderr == ""
