@@ -103,7 +103,9 @@ class InputProcessor:
         """
         if self.chat_template is None:
             raise InvalidRequestError(
-                "this model has no chat template; give one with --chat-template, or use plain completion", "messages"
+                "this model has no chat template; give one with --chat-template (chat_template in Python), "
+                "or use plain completion",
+                "messages",
             )
         return self.chat_template.render(messages, **options)
 
@@ -139,32 +141,38 @@ class InputProcessor:
         check_priority(priority)
         # Callers may have changed a field since it was made; a copy is checked again.
         checked = self.default_params() if params is None else _copied(params)
-        limits = self.limits
-        limits.check_params(checked)
-        asked = checked.max_tokens
+        self.limits.check_params(checked)
         ids = self._prompt_ids(read, checked, add_special_tokens)
-        limits.check_prompt(ids, asked)
-        max_tokens = limits.output_length(len(ids), checked)
-        sampling, stopping = self._sampling(checked), self._stopping(checked, max_tokens)
-        limits.check_drawable(sampling, stopping)
-        request = GenerationRequest(
+        self.limits.check_prompt(ids, checked.max_tokens)
+        return self._request(
+            checked,
+            ids,
             id=request_id,
-            prompt_token_ids=tuple(ids),
-            sampling=sampling,
-            stopping=stopping,
-            n=checked.n,
             arrival=arrival,
             priority=priority,
             cache_salt=short_salt(cache_salt or read.cache_salt),
             cache=read.cache,
-            stop=tuple(checked.stop or ()),
-            repetition=_repetition(checked.repetition_detection),
-            include_stop_str_in_output=checked.include_stop_str_in_output,
-            skip_special_tokens=checked.skip_special_tokens,
-            spaces_between_special_tokens=checked.spaces_between_special_tokens,
-            detokenize=checked.detokenize and self.tokenizer is not None,
         )
-        form = checked.structured_outputs
+
+    def _request(self, params: SamplingParams, ids: Sequence[int], **origin: Any) -> GenerationRequest:
+        """Of a prompt that fits; `origin`: the fields that the parameters say nothing of."""
+        max_tokens = self.limits.output_length(len(ids), params)
+        sampling, stopping = self._sampling(params), self._stopping(params, max_tokens)
+        self.limits.check_drawable(sampling, stopping)
+        request = GenerationRequest(
+            **origin,
+            prompt_token_ids=tuple(ids),
+            sampling=sampling,
+            stopping=stopping,
+            n=params.n,
+            stop=tuple(params.stop or ()),
+            repetition=_repetition(params.repetition_detection),
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+            detokenize=params.detokenize and self.tokenizer is not None,
+        )
+        form = params.structured_outputs
         return request if form is None else self.constrain(request, grammar_of(form, self.characters(max_tokens)))
 
     def characters(self, tokens: int) -> int:
