@@ -5,7 +5,7 @@ once, so an instruction may move down to its only reader.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from octavo.kernels.cpu.instruction import Buffer, Instruction
@@ -14,48 +14,51 @@ from octavo.kernels.cpu.structs import Opcode
 
 def fuse(instructions: Sequence[Instruction]) -> list[Instruction]:
     """An equivalent, shorter list."""
-    return _fuse_add_norm(_fuse_linear_add(_fuse_linear_gate(list(instructions))))
+    return _fuse_add_norm(_fuse_linear(_fuse_linear(list(instructions), _with_gate), _with_residual))
 
 
-def _fuse_linear_gate(code: list[Instruction]) -> list[Instruction]:
-    """LINEAR whose only reader is an ACT_MUL -> GATED_LINEAR, where the ACT_MUL stood."""
+_Fusion = tuple[Buffer | None, Callable[[Instruction], Instruction]]  # a product, and what its LINEAR becomes
+
+
+def _fuse_linear(code: list[Instruction], fusions: Callable[[Instruction], Iterable[_Fusion]]) -> list[Instruction]:
+    """LINEARs whose only reader has a fusion with them -> that, where the reader stood; the first one counts."""
     readers = _readers(code)
     producers = {ins.out: ins for ins in code if ins.opcode is Opcode.LINEAR and ins.in1 is None}
     replaced: dict[int, Instruction] = {}
     dropped: set[int] = set()
-    for position, gate in enumerate(code):
-        linear = producers.get(gate.in0) if gate.opcode is Opcode.ACT_MUL else None
-        if linear is None or readers[linear.out] != 1:
-            continue
-        replaced[position] = replace(
-            linear,
-            opcode=Opcode.GATED_LINEAR,
-            width=gate.width,
-            out=gate.out,
-            out2=linear.out,
-            integers=(*linear.integers, *gate.integers),
-            fused=(Opcode.LINEAR, Opcode.ACT_MUL),
-        )
-        dropped.add(id(linear))
-    return list(_rewritten(code, replaced, dropped))
-
-
-def _fuse_linear_add(code: list[Instruction]) -> list[Instruction]:
-    """LINEAR whose only reader is an ADD -> LINEAR with a residual, where the ADD stood."""
-    readers = _readers(code)
-    producers = {ins.out: ins for ins in code if ins.opcode is Opcode.LINEAR and ins.in1 is None}
-    replaced: dict[int, Instruction] = {}
-    dropped: set[int] = set()
-    for position, add in enumerate(code):
-        if add.opcode is not Opcode.ADD or add.in0 == add.in1:
-            continue
-        for product, residual in ((add.in1, add.in0), (add.in0, add.in1)):
+    for position, reader in enumerate(code):
+        for product, fused in fusions(reader):
             linear = producers.get(product)
             if linear is not None and readers[product] == 1:
-                replaced[position] = replace(linear, out=add.out, in1=residual, fused=(Opcode.LINEAR, Opcode.ADD))
+                replaced[position] = fused(linear)
                 dropped.add(id(linear))
                 break
     return list(_rewritten(code, replaced, dropped))
+
+
+def _with_gate(gate: Instruction) -> Iterator[_Fusion]:
+    """ACT_MUL -> GATED_LINEAR."""
+    if gate.opcode is Opcode.ACT_MUL:
+        yield (
+            gate.in0,
+            lambda linear: replace(
+                linear,
+                opcode=Opcode.GATED_LINEAR,
+                width=gate.width,
+                out=gate.out,
+                out2=linear.out,
+                integers=(*linear.integers, *gate.integers),
+                fused=(Opcode.LINEAR, Opcode.ACT_MUL),
+            ),
+        )
+
+
+def _with_residual(add: Instruction) -> Iterator[_Fusion]:
+    """ADD -> LINEAR with a residual."""
+    if add.opcode is Opcode.ADD and add.in0 != add.in1:
+        fused = (Opcode.LINEAR, Opcode.ADD)
+        yield add.in1, lambda linear: replace(linear, out=add.out, in1=add.in0, fused=fused)
+        yield add.in0, lambda linear: replace(linear, out=add.out, in1=add.in1, fused=fused)
 
 
 def _fuse_add_norm(code: list[Instruction]) -> list[Instruction]:
