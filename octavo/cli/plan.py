@@ -126,7 +126,7 @@ def make_plan(config: EngineConfig, concurrency: int, memory: int | None) -> Pla
     """
     from octavo.config.environment import read_environment
     from octavo.config.machine import read_machine
-    from octavo.config.resolve import sizing_request
+    from octavo.config.resolve_cache import sizing_request
     from octavo.engine.build import locate_model, resolve_for
     from octavo.engine.footprint import HeaderFootprint, smaller_files
 

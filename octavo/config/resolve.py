@@ -1,16 +1,16 @@
 """Turns what was asked into what will happen: every "decide for me" becomes a value with its reason.
 
-Two moments: `resolve_model` before weights are loaded (types, sizes, threads), `resolve_cache` after, when what is
-left of the memory is known.
+Here before weights are loaded (types, sizes, threads); `config/resolve_cache.py` after, when what is left of the memory
+is known.
 """
 
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from octavo.config.cache_types import CacheTypes, choose_cache_dtype, plain_cache_dtype
-from octavo.config.engine import CacheConfig, EngineConfig
+from octavo.config.engine import EngineConfig
 from octavo.config.environment import Environment
 from octavo.config.machine import Machine, Placement, place_threads
 from octavo.config.profile import PROFILES, Profile
@@ -21,13 +21,13 @@ from octavo.config.quantization import (
     choose_linear_compute,
     choose_quantization,
 )
-from octavo.config.sizing import Request, Setup, grant, read_wish, too_small
-from octavo.config.values import format_size, parse_size
+from octavo.config.sizing import read_wish
+from octavo.config.values import parse_size
 from octavo.errors import ConfigError, UnsupportedError
 
 T = TypeVar("T")
 
-_ASKED = "asked for"
+ASKED = "asked for"
 BY_PROFILE = "profile"  # how the reasons of its choices begin
 # A step's buffers and a prompt chunk's time grow with these; a small machine gets small ones.
 _SMALL_MACHINE_THREADS = 8
@@ -181,91 +181,12 @@ def resolve_model(
     )
 
 
-def resolve_cache(
-    config: EngineConfig,
-    model: ResolvedModel,
-    page_bytes: int,
-    least_blocks: int,
-    memory_available: int,
-    environment_bytes: int | None = None,
-) -> ResolvedCache:
-    """Decide the number of blocks.
-
-    Args:
-        page_bytes: what a block takes, all layers of its group together.
-        least_blocks: what one sequence of the longest length needs.
-        memory_available: bytes free for it, weights and buffers counted.
-        environment_bytes: what the environment says, where no flag does.
-
-    Raises:
-        ConfigError: the memory does not hold what is asked for, or one sequence of `max_model_len` tokens.
-    """
-    demand = _setup(model).demand(page_bytes, least_blocks)
-    wish = read_wish(config.cache, environment_bytes)
-    granted = grant(wish, _profile(config), _default_cache_reason(config), demand, memory_available)
-    problem = granted.problem
-    if not problem and granted.blocks < least_blocks:
-        problem = too_small(granted, page_bytes, least_blocks, sequences=1, length=model.max_model_len.value)
-    if problem:
-        raise ConfigError(f"{problem}: lower --max-model-len, or change --kv-cache-size (--kv-cache-memory-bytes)")
-    blocks = Choice(granted.blocks, granted.reason)
-    return ResolvedCache(
-        blocks,
-        Choice(blocks.value * page_bytes, f"{blocks.value} blocks of {format_size(page_bytes)}"),
-        *(_no_reuse("nothing is kept beyond a step") if model.whole.value else _reuse(config.cache, blocks.value)),
-    )
-
-
-def _reuse(asked: CacheConfig, blocks: int) -> tuple[Choice[bool], Choice[str], Choice[int]]:
-    """Whether blocks are reused, which are forgotten first, and how many may be pinned."""
-    if not asked.enable_prefix_caching:
-        return _no_reuse("enable_prefix_caching is off")
-    eviction, default = asked.cache_eviction, CacheConfig().cache_eviction
-    return (
-        Choice(True, "equal beginnings are computed once"),
-        Choice(eviction, "the default" if eviction == default else _ASKED),
-        Choice(int(asked.cache_pin_budget * blocks), f"cache_pin_budget {asked.cache_pin_budget:g}"),
-    )
-
-
-def _no_reuse(why: str) -> tuple[Choice[bool], Choice[str], Choice[int]]:
-    return Choice(False, why), Choice("none", why), Choice(0, why)
-
-
-def _setup(model: ResolvedModel) -> Setup:
-    """The choices that memory depends on."""
-    return Setup(
-        max_model_len=model.max_model_len.value,
-        max_num_seqs=model.max_num_seqs.value,
-        max_num_batched_tokens=model.max_num_batched_tokens.value,
-        cache_types=model.cache_types,
-        block_size=model.block_size.value,
-        chunked=model.chunked.value,
-        whole=model.whole.value,
-    )
-
-
-def sizing_request(config: EngineConfig, model: ResolvedModel, environment: Environment, available: int) -> Request:
-    """The question whether a configuration fits, of which nothing is loaded yet.
-
-    Args:
-        available: bytes that are free before anything is loaded.
-    """
-    return Request(
-        setup=_setup(model),
-        wish=read_wish(config.cache, environment.kv_cache_bytes),
-        profile=_profile(config),
-        default_reason=_default_cache_reason(config),
-        available=available,
-        reserved=0 if config.cache.kv_host is None else parse_size(config.cache.kv_host),
-    )
-
-
-def _profile(config: EngineConfig) -> Profile:
+def profile_of(config: EngineConfig) -> Profile:
+    """What `--profile` sets where no other flag does."""
     return PROFILES[config.scheduling.profile]
 
 
-def _by_profile(config: EngineConfig, default: str) -> str:
+def by_profile(config: EngineConfig, default: str) -> str:
     """The reason of a choice that the profile has a part in."""
     name = config.scheduling.profile
     return default if name == "balanced" else f"{BY_PROFILE} {name}: {PROFILES[name].aim}"
@@ -274,39 +195,11 @@ def _by_profile(config: EngineConfig, default: str) -> str:
 def _target_itl_ms(config: EngineConfig) -> Choice[float]:
     asked = config.scheduling.target_itl_ms
     if asked is not None:
-        return Choice(asked, _ASKED)
-    wanted = _profile(config).target_itl_ms
+        return Choice(asked, ASKED)
+    wanted = profile_of(config).target_itl_ms
     if wanted and config.scheduling.enable_chunked_prefill:
-        return Choice(wanted, _by_profile(config, ""))
+        return Choice(wanted, by_profile(config, ""))
     return Choice(0.0, "no target is asked for")
-
-
-def resolve_tiers(config: EngineConfig, environment: Environment, backend: str) -> ResolvedTiers:
-    """Decide what lies below the KV cache.
-
-    Raises:
-        ConfigError: there is nothing for tiers to keep, or a path without a size.
-        UnsupportedError: the backend cannot copy its cache out.
-    """
-    asked = config.cache
-    if asked.kv_disk_path is not None and asked.kv_disk is None:
-        raise ConfigError("kv_disk_path needs kv_disk, the space that may be used there")
-    if asked.kv_host is None and asked.kv_disk is None:
-        return ResolvedTiers()
-    if not asked.enable_prefix_caching:
-        raise ConfigError("kv_host and kv_disk keep cached prefixes, but enable_prefix_caching is off")
-    if backend != "native":
-        raise UnsupportedError(f"kv_host and kv_disk are not supported with the {backend} backend")
-    tiers = ResolvedTiers()
-    if asked.kv_host is not None:
-        reason = f"{_ASKED}; the KV cache is in host memory already, and would gain more from it"
-        tiers = replace(tiers, kv_host=Choice(parse_size(asked.kv_host), reason))
-    if asked.kv_disk is not None:
-        path = Choice(str(environment.cache_dir / "kv"), "in the cache directory (OCTAVO_CACHE_DIR)")
-        if asked.kv_disk_path is not None:
-            path = Choice(str(Path(os.path.expanduser(asked.kv_disk_path))), _ASKED)
-        tiers = replace(tiers, kv_disk=Choice(parse_size(asked.kv_disk), _ASKED), kv_disk_path=path)
-    return tiers
 
 
 def _refuse_what_is_missing(config: EngineConfig) -> None:
@@ -340,18 +233,18 @@ def _chunked(config: EngineConfig, facts: ModelFacts) -> Choice[bool]:
     if facts.whole:
         return Choice(False, "texts are computed whole")
     asked = config.scheduling.enable_chunked_prefill
-    return Choice(asked, "the default" if asked else _ASKED)
+    return Choice(asked, "the default" if asked else ASKED)
 
 
 def _asked_or_default(asked: T, default: T, reason: str) -> Choice[T]:
-    return Choice(asked, reason if asked == default else _ASKED)
+    return Choice(asked, reason if asked == default else ASKED)
 
 
 def choose_threads(wanted: int | None, machine: Machine, environment: Environment) -> Choice[int]:
     """As many as `wanted` or the environment says; else one for each core, but no more than the container's time
     suffices for: rounded down, because a thread that is stopped for the rest of a period keeps all others waiting."""
     cores, quota = len(machine.cores), machine.cpu_quota
-    for asked, reason in ((wanted, _ASKED), (environment.threads, "OCTAVO_THREADS")):
+    for asked, reason in ((wanted, ASKED), (environment.threads, "OCTAVO_THREADS")):
         if asked is not None:
             return Choice(asked, f"{reason}{_too_many(asked, machine)}")
     if quota is not None and quota < cores:
@@ -390,14 +283,14 @@ def _placement(threads: int, machine: Machine) -> Choice[Placement]:
 
 def _backend(config: EngineConfig, environment: Environment, isas: tuple[str, ...]) -> tuple[Choice[str], Choice[str]]:
     if config.execution.backend == "torch":
-        return Choice("torch", _ASKED), Choice("none", "the torch backend has no native kernels")
+        return Choice("torch", ASKED), Choice("none", "the torch backend has no native kernels")
     asked = config.execution.isa if config.execution.isa != "auto" else environment.isa
-    backend = Choice("native", _ASKED if config.execution.backend == "native" else "the CPU's kernels")
+    backend = Choice("native", ASKED if config.execution.backend == "native" else "the CPU's kernels")
     if asked not in (None, "auto"):
         if asked not in isas:
             usable = ", ".join(isas) or "none"
             raise ConfigError(f"isa {asked}: this machine and build run {usable}; leave it out, or choose one of these")
-        return backend, Choice(asked, _ASKED if config.execution.isa != "auto" else "OCTAVO_ISA")
+        return backend, Choice(asked, ASKED if config.execution.isa != "auto" else "OCTAVO_ISA")
     if not isas:
         raise ConfigError("the native libraries are missing from this installation: install Octavo again, see README")
     return backend, Choice(isas[0], f"the best of {', '.join(isas)} that this CPU runs")
@@ -418,7 +311,7 @@ def _weights(config: EngineConfig, facts: ModelFacts, quantization: str) -> Choi
 
 def _skipped_layers(config: EngineConfig) -> Choice[tuple[str, ...]]:
     skipped = tuple(part for item in config.cache.kv_cache_dtype_skip_layers for part in item.split(",") if part)
-    return Choice(skipped, _ASKED if skipped else "not asked for")
+    return Choice(skipped, ASKED if skipped else "not asked for")
 
 
 def _max_model_len(config: EngineConfig, facts: ModelFacts) -> Choice[int]:
@@ -429,20 +322,20 @@ def _max_model_len(config: EngineConfig, facts: ModelFacts) -> Choice[int]:
         return Choice(facts.max_positions, "the model's context length")
     if asked > facts.max_positions:
         raise ConfigError(f"max_model_len {asked} exceeds the {facts.max_positions} positions that {facts.name} knows")
-    return Choice(asked, _ASKED)
+    return Choice(asked, ASKED)
 
 
 def _max_num_seqs(config: EngineConfig, facts: ModelFacts, machine: Machine, threads: int) -> Choice[int]:
     if config.scheduling.max_num_seqs is not None:
-        return Choice(config.scheduling.max_num_seqs, _ASKED)
-    profile = _profile(config)
+        return Choice(config.scheduling.max_num_seqs, ASKED)
+    profile = profile_of(config)
     if facts.pooled:
         return Choice(_POOLED_SEQS, "short texts share a step")
     wanted = profile.scaled(64 if threads <= _SMALL_MACHINE_THREADS else 256, profile.sequences)
     affordable = int(machine.memory_total * _LOGITS_SHARE) // (2 * 4 * facts.vocab)  # float32, raw and processed
     if affordable < wanted:
         return Choice(max(1, affordable), f"more would need over 5 % of memory for logits of {facts.vocab} tokens each")
-    return Choice(wanted, _by_profile(config, f"the default with {threads} threads"))
+    return Choice(wanted, by_profile(config, f"the default with {threads} threads"))
 
 
 def _max_batched_tokens(
@@ -459,26 +352,21 @@ def _max_batched_tokens(
             raise ConfigError(
                 f"without chunked prefill max_num_batched_tokens {asked} must reach max_model_len {max_model_len}"
             )
-        return Choice(asked, _ASKED)
+        return Choice(asked, ASKED)
     if facts.whole:
         return Choice(max(_WHOLE_STEP, max_model_len), "whole texts, as many as fit")
-    profile = _profile(config)
+    profile = profile_of(config)
     wanted = profile.scaled(512 if threads <= _SMALL_MACHINE_THREADS else 2048, profile.step_tokens)
     wanted = max(min(wanted, max_num_seqs * max_model_len), max_num_seqs)  # more can never come together
     if whole and wanted < max_model_len:
         return Choice(max_model_len, "max_model_len, since prompts are not chunked")
     default = f"the default with {threads} threads: long prompts delay running ones by one chunk only"
-    return Choice(wanted, _by_profile(config, default))
+    return Choice(wanted, by_profile(config, default))
 
 
 def _weight_cache_dir(config: EngineConfig, environment: Environment) -> Choice[Path | None]:
     if not config.model.weight_cache:
         return Choice(None, "--no-weight-cache")
     if config.model.weight_cache_dir is not None:
-        return Choice(Path(os.path.expanduser(config.model.weight_cache_dir)), _ASKED)
+        return Choice(Path(os.path.expanduser(config.model.weight_cache_dir)), ASKED)
     return Choice(environment.cache_dir / "weights", "in the cache directory (OCTAVO_CACHE_DIR)")
-
-
-def _default_cache_reason(config: EngineConfig) -> str:
-    size = format_size(_profile(config).cache_bytes)
-    return _by_profile(config, f"{size}, or one sequence of full length if that is more")

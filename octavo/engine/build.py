@@ -28,10 +28,9 @@ from octavo.config.resolve import (
     ResolvedCache,
     ResolvedConfig,
     ResolvedModel,
-    resolve_cache,
     resolve_model,
-    resolve_tiers,
 )
+from octavo.config.resolve_cache import resolve_cache, resolve_tiers
 from octavo.config.sizing import Fit
 from octavo.config.values import format_size
 from octavo.engine.backends import Backend, open_backend

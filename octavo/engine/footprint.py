@@ -18,7 +18,8 @@ from octavo.config.cache_types import CacheTypes
 from octavo.config.engine import EngineConfig
 from octavo.config.environment import read_environment
 from octavo.config.quantization import FORMAT_OF_DTYPE, FORMAT_OF_SCHEME, choose_quantization
-from octavo.config.resolve import Choice, ResolvedModel, sizing_request
+from octavo.config.resolve import Choice, ResolvedModel
+from octavo.config.resolve_cache import sizing_request
 from octavo.config.sizing import Fit, Footprint, Setup, alternatives, least, measure, refusal
 from octavo.engine.backends import cache_layer_bytes
 from octavo.errors import ConfigError, OctavoError

@@ -9,7 +9,8 @@ import pytest
 from octavo.config.engine import EngineConfig
 from octavo.config.environment import Environment
 from octavo.config.machine import Machine, Placement
-from octavo.config.resolve import ModelFacts, ResolvedConfig, ResolvedModel, resolve_cache, resolve_model
+from octavo.config.resolve import ModelFacts, ResolvedConfig, ResolvedModel, resolve_model
+from octavo.config.resolve_cache import resolve_cache
 from octavo.errors import ConfigError, UnsupportedError
 
 GIB = 1 << 30

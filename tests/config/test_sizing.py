@@ -13,7 +13,8 @@ from octavo.config.engine import CacheConfig, EngineConfig
 from octavo.config.environment import Environment, read_environment
 from octavo.config.machine import Machine
 from octavo.config.profile import PROFILES
-from octavo.config.resolve import ModelFacts, resolve_cache, resolve_model
+from octavo.config.resolve import ModelFacts, resolve_model
+from octavo.config.resolve_cache import resolve_cache
 from octavo.config.sizing import (
     Fit,
     Request,
