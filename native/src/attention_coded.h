@@ -30,8 +30,14 @@ public:
       gathered_ = bytes(memory, gathered_bytes(attention));
       gathered_scales_ = reinterpret_cast<uint16_t*>(memory.take(groups_ * kPart / 2));
     }
-    for (int64_t token = 0; token < count; ++token) load_queries(token);
-    for_fours(0, rows_, [&](int64_t row, int64_t four) { round_queries(row, four); });
+    int64_t loaded = 0;
+    for_fours(0, rows_, [&](int64_t row, int64_t four) {
+      for (; loaded * attention.group < row + four; ++loaded) {
+        if (loaded + kTokensAhead < count) fetch_rows<0>(attention.in, tokens[loaded + kTokensAhead], kv_head);
+        load_queries(loaded);
+      }
+      round_queries(row, four);
+    });
   }
 
   static int64_t floats_needed(const Attention& attention, int64_t tokens) {
@@ -54,6 +60,7 @@ public:
       const bool begins = joins && begin_with(first, last, part);
       into_ = begins ? total_ : part_;
       base_ = joins && !begins ? first : 0;
+      if (joins) fetch_outputs(first, last, part);
       run_tokens({first, last}, first == 0 && fetches_);
       if (!joins) continue;
       if (!begins) join_rows(first * attention_.group, last * attention_.group, first * attention_.group, part);
@@ -74,6 +81,7 @@ private:
     int64_t first, last, chunk, end;
   };
 
+  static constexpr int64_t kTokensAhead = 8;   // whose queries are fetched
   static constexpr int64_t kRowsTogether = 18; // that pass over a part together
 
   static int64_t tokens_together(const Attention& attention) { return larger(1, kRowsTogether / attention.group); }
@@ -83,6 +91,20 @@ private:
   static int64_t gathered_bytes(const Attention& attention) {
     const CacheLayout& layout = attention.layer.layout;
     return larger(layout.code_rows() * 4 * kPart, layout.value_quad() * kPart / 4);
+  }
+
+  // Of a token and kv head. Inlined, for GCC takes a call that only fetches for one without effect.
+  template <int Write> [[gnu::always_inline]] void fetch_rows(const float* from, const Row& token, int64_t head) const {
+    const int64_t count = attention_.group * attention_.head_dim;
+    from += (token.token * attention_.kv_heads + head) * count;
+    for (int64_t at = 0; at < count; at += 16) __builtin_prefetch(from + at, Write);
+  }
+
+  // Lines that write_outputs will write.
+  [[gnu::always_inline]] void fetch_outputs(int64_t first, int64_t last, int64_t part) const {
+    for (int64_t token = first; token < last; ++token) {
+      if (tokens_[token].last_key / kPart == part) fetch_rows<1>(attention_.out, tokens_[token], kv_head_);
+    }
   }
 
   // use(row, count): rows first .. last - 1, four at a time.
@@ -221,6 +243,7 @@ private:
     fetches_ = in_chunks_ && (more || next_.token != nullptr);
     if (!fetches_) return;
     const Row& later = more ? tokens_[0] : *next_.token;
+    if (!more) fetch_rows<0>(attention_.in, later, next_.head);
     const int64_t begin = (more ? part + 1 : next_.part) * kPart;
     const int64_t first = larger(attention_.first_key(later.position) - begin, 0) / 16;
     const int64_t end = smaller(later.last_key + 1 - begin + 15, kPart) / 16;
