@@ -121,9 +121,27 @@ void many_int_rows(const Strip& strip, int panels, const LinearInputs& in, int64
   }
 }
 
+#if defined(OCTAVO_ISA_AVX512)
+// Whether one row has a kernel of its own. Of 3 bits taking codes apart is most of the work: bytes gain nothing.
+constexpr bool is_fine(int32_t number, Coding coding) {
+  return number == OCTAVO_Q2_K || (number == OCTAVO_Q3_K && coding == Coding::words);
+}
+
+// See linear_int_fine.h.
+template <int Number, Coding C, int Panels>
+void fine_int_row(const Strip& strip, const LinearInputs& in, int64_t row, float* out);
+#endif
+
+template <int Number, Coding C, int Rows, int Panels> constexpr FewRows few_rows_of() {
+#if defined(OCTAVO_ISA_AVX512)
+  if constexpr (is_fine(Number, C) && Rows == 1) return fine_int_row<Number, C, Panels>;
+#endif
+  return few_int_rows<Number, C, Rows, Panels>;
+}
+
 template <int Number, Coding C> struct IntBlocks {
   static constexpr int kMost = kFewCodedRows;
-  template <int Rows, int Panels> static constexpr FewRows kFew = few_int_rows<Number, C, Rows, Panels>;
+  template <int Rows, int Panels> static constexpr FewRows kFew = few_rows_of<Number, C, Rows, Panels>();
   static constexpr ManyRows many() {
     if constexpr (kBytesInStrips && C == Coding::bytes)
       return nullptr;

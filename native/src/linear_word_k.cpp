@@ -1,5 +1,8 @@
 // Kernels of GGUF's K-quants for inputs in 16 bits.
 #include "linear_int.h"
+#if defined(OCTAVO_ISA_AVX512)
+#include "linear_int_fine.h"
+#endif
 
 namespace octavo {
 
