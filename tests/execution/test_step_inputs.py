@@ -1,6 +1,5 @@
 """Plans become the arrays they describe, and the slot table remembers what it must."""
 
-import sys
 from dataclasses import fields, replace
 
 import numpy as np
@@ -14,6 +13,7 @@ from octavo.execution.step_inputs import StepInputs, StepInputsBuilder, build_in
 from octavo.flow.plan import PlannedRow, SlotArrival, StepPlan
 from octavo.flow.request import Sampling
 from octavo.kernels.cpu.structs import SAMPLING_RECORD
+from tests.calls import count_calls
 
 PLAIN = Sampling(temperature=0.5, top_k=7, seed=-1)
 RULED = Sampling(
@@ -154,20 +154,12 @@ def calls_of(count: int) -> int:
     table = SlotTable(count, 64, 1, 16)
     table.apply(StepPlan(0, (), tuple(arrival(slot, range(8)) for slot in range(count))))
     plan = StepPlan(1, tuple(row(slot, 8, 1, blocks=((),)) for slot in range(count)))
-    calls = 0
 
-    def count_call(frame: object, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count_call)
-    try:
+    def step() -> None:
         table.apply(plan)
         build_inputs(plan, table)
-    finally:
-        sys.setprofile(before)
-    return calls
+
+    return count_calls(step)
 
 
 def test_a_row_costs_few_calls():

@@ -1,7 +1,6 @@
 """Reasoning and tool calls told apart from content: every format, and every way to cut its text."""
 
 import json
-import sys
 from collections.abc import Sequence
 
 import pytest
@@ -12,6 +11,7 @@ from octavo.outputs.answer.feed import AnswerEvent
 from octavo.outputs.answer.formats import ALIASES, FORMATS
 from octavo.outputs.answer.parser import AnswerParser, AnswerShape, joined, read_answer
 from octavo.outputs.answer.reasoning import REASONING
+from tests.calls import count_calls
 
 ADD = ("add", {"a": 2, "b": [2, {"c": "}]"}]})
 TIME = ("get_time", {"city": 'Šibenik "x" \\ \n'})
@@ -260,20 +260,8 @@ HOSTILE = [
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_hostile_texts_take_linear_time(name: str) -> None:
     def calls(text: str) -> int:
-        """Functions, Python's and C's, that reading it takes."""
-        count = 0
-
-        def count_call(frame: object, event: str, argument: object) -> None:
-            nonlocal count
-            count += event in ("call", "c_call")
-
-        before = sys.getprofile()
-        sys.setprofile(count_call)
-        try:
-            read_answer(text, AnswerShape(REASONING["qwen3"], False, FORMATS[name]))
-        finally:
-            sys.setprofile(before)
-        return count
+        """That reading it takes."""
+        return count_calls(lambda: read_answer(text, AnswerShape(REASONING["qwen3"], False, FORMATS[name])))
 
     for text in HOSTILE:
         assert calls(text[:20_000]) < 2.2 * calls(text[:10_000]) + 1000, text[:40]
