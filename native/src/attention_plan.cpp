@@ -9,8 +9,10 @@ namespace {
 constexpr int64_t kPromptRows = 256;    // of a tile of a prompt, heads of the group counted
 constexpr int64_t kFewPromptRows = 32;  // when there would be few tiles
 constexpr int64_t kMostTogether = 252;  // rows of a unit that shares its keys
+constexpr int64_t kMostLongTogether = 400; // rows of a unit of sequences that are long, likewise
 constexpr int64_t kFewTogether = 4;    // tokens of one, when their heads alone are that many rows
 constexpr int64_t kLeastShared = kKeys; // keys of a part that sequences must have in common to do it together
+constexpr int64_t kUnitsOfThread = 6;   // that must be left when long sequences are put together
 constexpr int64_t kMostOwn = 8;         // sequences that do a part together of which much is their own
 
 constexpr int64_t common_divisor(int64_t one, int64_t other) {
@@ -25,8 +27,10 @@ AttentionPlan::AttentionPlan(Team& team, const Attention& attention, const Step&
     : attention_(attention), threads_(team.threads()) {
   reserve(team, step);
   list_sequences(step);
-  order_by_blocks();
+  order_by_blocks(sequences_, short_);
+  find_common(sequences_, short_);
   find_shared();
+  order_long();
   list_rows();
   add_shared_units();
   add_tiles(kPromptRows);
@@ -61,7 +65,7 @@ void AttentionPlan::list_sequences(const Step& step) {
     const int32_t first = step.query_starts[number];
     const int32_t tokens = step.query_starts[number + 1] - first;
     Sequence& place = sequences_[is_short(tokens) ? short_++ : --last];
-    place = {first, tokens, step.positions[first], step.slots[number], 0, 0, 0};
+    place = {first, tokens, step.positions[first], step.slots[number], 0, 0, 0, 0, 0};
   }
 }
 
@@ -77,23 +81,23 @@ int64_t AttentionPlan::common_blocks(const Sequence& one, const Sequence& other,
   return block;
 }
 
-// Short sequences, so that those with the same beginning are neighbours: first by the first block, then by the first
-// block that not all of these have in common, and so on.
-void AttentionPlan::order_by_blocks() {
+// Sequences, so that those with the same beginning are neighbours: first by the first block, then by the first block
+// that not all of these have in common, and so on.
+void AttentionPlan::order_by_blocks(Sequence* sequences, int64_t count) {
   const auto first_block = [&](const Sequence& sequence) { return attention_.layer.table(sequence.slot)[0]; };
-  std::sort(sequences_, sequences_ + short_, [&](const Sequence& one, const Sequence& other) {
+  std::sort(sequences, sequences + count, [&](const Sequence& one, const Sequence& other) {
     const int32_t left = first_block(one), right = first_block(other);
     return left != right ? left < right : one.first_token < other.first_token;
   });
-  for (int64_t begin = 0; begin < short_;) {
+  for (int64_t begin = 0; begin < count;) {
     int64_t end = begin + 1;
     int64_t same = INT32_MAX;
-    for (; end < short_ && first_block(sequences_[end]) == first_block(sequences_[begin]); ++end) {
-      same = smaller(same, common_blocks(sequences_[begin], sequences_[end], 0));
+    for (; end < count && first_block(sequences[end]) == first_block(sequences[begin]); ++end) {
+      same = smaller(same, common_blocks(sequences[begin], sequences[end], 0));
     }
     if (end - begin > 2) {
       const int64_t size = attention_.layer.layout.block_size;
-      std::sort(sequences_ + begin, sequences_ + end, [&](const Sequence& one, const Sequence& other) {
+      std::sort(sequences + begin, sequences + end, [&](const Sequence& one, const Sequence& other) {
         const int64_t block = common_blocks(one, other, same);
         const bool both = block <= one.position / size && block <= other.position / size;
         if (both) return attention_.layer.table(one.slot)[block] < attention_.layer.table(other.slot)[block];
@@ -104,16 +108,43 @@ void AttentionPlan::order_by_blocks() {
   }
 }
 
+void AttentionPlan::find_common(Sequence* sequences, int64_t count) {
+  for (int64_t number = 1; number < count; ++number) {
+    const Sequence& before = sequences[number - 1];
+    Sequence& here = sequences[number];
+    const int64_t common = common_blocks(before, here, 0) * attention_.layer.layout.block_size;
+    here.common = int32(smaller(common, smaller(before.position, here.position)));
+  }
+}
+
 void AttentionPlan::find_shared() {
   for (int64_t number = 1; number < short_; ++number) {
     Sequence& before = sequences_[number - 1];
     Sequence& here = sequences_[number];
-    const int64_t common = common_blocks(before, here, 0) * attention_.layer.layout.block_size;
-    here.common = int32(smaller(common, smaller(before.position, here.position)));
     const int32_t parts = int32((here.common + kPart - kLeastShared) / kPart);
     here.shared = parts;
     before.shared = std::max(before.shared, parts);
   }
+}
+
+// As tokens come, for threads find near what they wrote; but those that begin alike follow the first of them.
+void AttentionPlan::order_long() {
+  Sequence* begin = sequences_ + short_;
+  const int64_t count = sequences_count_ - short_;
+  order_by_blocks(begin, count);
+  find_common(begin, count);
+  for (int64_t number = 0; number < count;) {
+    int64_t end = number + 1;
+    int32_t first = begin[number].first_token;
+    for (; end < count && begin[end].common > 0; ++end) first = std::min(first, begin[end].first_token);
+    for (int32_t place = 0; number < end; ++number, ++place) {
+      begin[number].leader = first;
+      begin[number].place = place;
+    }
+  }
+  std::sort(begin, begin + count, [](const Sequence& one, const Sequence& other) {
+    return one.leader != other.leader ? one.leader < other.leader : one.place < other.place;
+  });
 }
 
 void AttentionPlan::list_rows() {
@@ -206,19 +237,60 @@ void AttentionPlan::add_tiles(int64_t wanted_rows) {
   const int64_t step = kWideRows / common_divisor(kWideRows, attention_.group); // tokens of whole tiles of rows
   const int64_t length = most > step ? most / step * step : most;
   const int64_t turns = sequences_count_ - short_ < 2 * threads_ ? threads_ : 1;
+  int64_t units = 0;
   for (int64_t number = short_; number < sequences_count_; ++number) {
-    const Sequence& sequence = sequences_[number];
-    const int64_t tiles = (sequence.tokens + length - 1) / length;
-    for (int64_t turn = 0; turn < turns; ++turn) {
-      for (int64_t tile = tiles - 1 - turn; tile >= 0; tile -= turns) {
-        add_tile(sequence, tile * length, smaller(length, sequence.tokens - tile * length));
-      }
-    }
+    units += (sequences_[number].tokens + length - 1) / length * attention_.kv_heads;
   }
-  const bool few = units_count_ - before < 16 * threads_;
+  const int64_t most_members = attention_.layer.layout.coded ? 1 : units / (kUnitsOfThread * threads_);
+  for (int64_t number = short_; number < sequences_count_;) {
+    const int64_t end = end_of_together(number, length, most_members);
+    if (end - number > 1) {
+      add_together(number, end);
+    } else {
+      add_sequence(sequences_[number], length, turns);
+    }
+    number = end;
+  }
+  const bool few = units < 16 * threads_;
   if (wanted_rows == kFewPromptRows || !few || threads_ == 1) return;
   units_count_ = before;
   add_tiles(wanted_rows / 2);
+}
+
+void AttentionPlan::add_sequence(const Sequence& sequence, int64_t length, int64_t turns) {
+  const int64_t tiles = (sequence.tokens + length - 1) / length;
+  for (int64_t turn = 0; turn < turns; ++turn) {
+    for (int64_t tile = tiles - 1 - turn; tile >= 0; tile -= turns) {
+      add_tile(sequence, tile * length, smaller(length, sequence.tokens - tile * length));
+    }
+  }
+}
+
+// Where those end that begin with the parts of the one before, from a sequence on; each has at most so many tokens.
+int64_t AttentionPlan::end_of_together(int64_t number, int64_t length, int64_t most_members) const {
+  int64_t tokens = sequences_[number].tokens, end = number + 1;
+  if (tokens > length) return end;
+  for (; end < sequences_count_ && end - number < most_members; ++end) {
+    const Sequence& next = sequences_[end];
+    tokens += next.tokens;
+    if (next.tokens > length || tokens * attention_.group > kMostLongTogether) break;
+    if (part_of(next.common) <= attention_.first_part(next.position)) break;
+  }
+  return end;
+}
+
+// All keys of some sequences: those of the parts that they have in common are converted once.
+void AttentionPlan::add_together(int64_t number, int64_t end) {
+  Unit unit = {sequences_[number].first_row, 0, INT32_MAX, 0, 0, 0, 0};
+  int64_t last = 0;
+  for (; number < end; ++number) {
+    const Sequence& sequence = sequences_[number];
+    unit.rows += sequence.tokens;
+    unit.first_part = std::min(unit.first_part, int32(attention_.first_part(sequence.position)));
+    last = larger(last, part_of(sequence.length() - 1));
+  }
+  unit.parts = int32(last + 1 - unit.first_part);
+  add(unit, 1);
 }
 
 void AttentionPlan::add_tile(const Sequence& sequence, int64_t begin, int64_t tokens) {

@@ -27,19 +27,25 @@ private:
     int32_t first_token, tokens, position, slot, common;
     int32_t first_row;
     int32_t shared; // parts from 0 on that it has, for the most part, in common with a neighbour
+    int32_t leader, place; // of a long one: the first token of those that begin alike, and its place among them
     int32_t length() const { return position + tokens; }
   };
 
   void reserve(Team& team, const Step& step);
   void list_sequences(const Step& step);
-  void order_by_blocks();
+  void order_by_blocks(Sequence* sequences, int64_t count);
+  void find_common(Sequence* sequences, int64_t count);
+  void order_long();
   void find_shared();
   void list_rows();
   int64_t most_tokens_together() const;
   void add_shared_units();
   void add_own_units();
   void add_tiles(int64_t wanted_rows);
+  void add_sequence(const Sequence& sequence, int64_t length, int64_t turns);
   void add_tile(const Sequence& sequence, int64_t begin, int64_t tokens);
+  int64_t end_of_together(int64_t number, int64_t length, int64_t most_members) const;
+  void add_together(int64_t number, int64_t end);
   void split_units();
   void add(Unit unit, int64_t heads);
   bool is_short(int64_t tokens) const { return tokens == 1 || tokens * attention_.group <= kShortRows; }
