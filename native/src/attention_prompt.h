@@ -199,9 +199,10 @@ private:
   }
 
   // The rows from `row` on whose keys of the part at `begin` all lie in the same place: when they are many, or all that
-  // there are. Else nothing.
+  // there are. Else nothing; and where a tile has not all vectors of a few rows, passing over a part for each would cost
+  // more than it saves.
   Run run_at(int64_t row, int64_t begin) const {
-    if (attention_.head_dim % 16 != 0) return {0, 0};
+    if (kWideVectors < 4 || attention_.head_dim % 16 != 0) return {0, 0};
     Run run = {row / attention_.group, row / attention_.group + 1};
     while (run.last < token_count_ && tokens_[run.last].common >= begin + kPart) ++run.last;
     const Run rows = {row, run.last * attention_.group};

@@ -346,6 +346,7 @@ protected:
   template <bool Packed> void weigh_some(int64_t first, int64_t last, float* scores, int64_t begin) {
     const int count = static_cast<int>(last - first);
     float lanes[16 * 16];
+    for (int place = count; place < 16; ++place) store(lanes + 16 * place, zero());
     const auto for_rows = [&](auto&& lanes_of) {
       for (int place = 0; place < count; ++place) {
         const Range range = range_of(first + place, begin, kPart);

@@ -2,6 +2,7 @@
 // vector.
 //
 // The same additions, of many vectors at once: halves of two rows stand side by side, then quarters of four, and so on.
+// All sixteen vectors are read.
 #pragma once
 #include "simd/vec.h"
 
