@@ -21,7 +21,8 @@ public:
     most_ = _mm512_max_epu32(most_, _mm512_and_si512(_mm512_castps_si512(y.v), _mm512_set1_epi32(0x7fffffff)));
   }
   float value() const {
-    const float most = _mm512_reduce_max_ps(_mm512_castsi512_ps(_mm512_min_epu32(most_, _mm512_set1_epi32(0x7f800000))));
+    const float most =
+        _mm512_reduce_max_ps(_mm512_castsi512_ps(_mm512_min_epu32(most_, _mm512_set1_epi32(0x7f800000))));
     return most < __builtin_inff() ? most : __builtin_nanf("");
   }
 
@@ -97,11 +98,25 @@ void store_codes(const float* y, int64_t cols, float inverse, const RowCodes& to
 
 } // namespace
 
-float code_row(const float* x, int64_t cols, bool rotated, float* turned, const RowCodes& to) {
-  const float most = rotated ? turn(x, cols, turned) : largest_of(x, cols);
-  const bool is_zero = most < kSmallest, is_nan = most != most;
-  store_codes(rotated ? turned : x, cols, is_zero || is_nan ? 0.0f : kLargestCode / most, to);
-  return is_zero ? 0.0f : most / kLargestCode * (rotated ? kNorm : 1.0f);
+void code_rows(const float* x, int64_t count, int64_t cols, bool rotated, float* turned, const RowCodes& to,
+               float* scales) {
+  RowCodes at = to;
+  float most = 0.0f;
+  const auto finish = [&](int64_t row) {
+    const bool is_zero = most < kSmallest, is_nan = most != most;
+    const float* y = rotated ? turned + row % 2 * cols : x + row * cols;
+    store_codes(y, cols, is_zero || is_nan ? 0.0f : kLargestCode / most, at);
+    scales[row] = is_zero ? 0.0f : most / kLargestCode * (rotated ? kNorm : 1.0f);
+    at.codes += to.row_stride;
+  };
+  // A row waits for its largest number: the next one is rotated meanwhile.
+  for (int64_t row = 0; row < count; ++row) {
+    const float* from = x + row * cols;
+    const float next = rotated ? turn(from, cols, turned + row % 2 * cols) : largest_of(from, cols);
+    if (row > 0) finish(row - 1);
+    most = next;
+  }
+  if (count > 0) finish(count - 1);
 }
 
 void rotate_row(const float* x, int64_t cols, float* out) {

@@ -1,4 +1,4 @@
-// One row of inputs as signed bytes with one scale for all of it: what meets weights with one scale a row.
+// Rows of inputs as signed bytes with one scale a row: what meets weights with one scale a row.
 //
 // y = H x for each 64 inputs where the weights are rotated (simd/hadamard.h; H / 8 is orthonormal), else y = x.
 // code = y * (127 / largest |y|) to the nearest integer, ties to even; scale = largest |y| / 127, with a rotation / 8,
@@ -9,16 +9,16 @@
 
 namespace octavo {
 
-// Where a row's codes go: runs of kCodeRun inputs, run_stride bytes apart, each in the order of linear_quantize.h.
+// Where rows' codes go: runs of kCodeRun inputs, run_stride bytes apart, each in the order of linear_quantize.h.
 struct RowCodes {
   uint8_t* codes;
-  int64_t run_stride;
+  int64_t run_stride, row_stride;
   uint8_t raise; // 128: code + 128, unsigned
 };
 
-// x: [cols], a multiple of 32, with a rotation of kRotated. turned: [cols], written with a rotation only; it may be x.
-// Returns the scale.
-float code_row(const float* x, int64_t cols, bool rotated, float* turned, const RowCodes& to);
+// x: [count][cols], cols a multiple of 32, with a rotation of kRotated. turned: [2 cols] of memory. scales: [count].
+void code_rows(const float* x, int64_t count, int64_t cols, bool rotated, float* turned, const RowCodes& to,
+               float* scales);
 
 // out = H x / 8 for each 64 inputs; it may be x.
 void rotate_row(const float* x, int64_t cols, float* out);

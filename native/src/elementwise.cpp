@@ -20,34 +20,34 @@ template <class F> void for_vectors(Team& team, int64_t count, int64_t task, F&&
 }
 
 struct Silu {
-  Vec16 operator()(Vec16 x) const { return x / (set1(1.0f) + exp(zero() - x)); }
+  template <class V> V operator()(const V& x) const { return x / (set1(1.0f) + exp(zero() - x)); }
 };
 struct Gelu { // x times the normal distribution function
-  Vec16 operator()(Vec16 x) const {
-    const Vec16 tail = set1(0.5f) * erfc_positive(absolute(x) * set1(0.70710678f));
+  template <class V> V operator()(const V& x) const {
+    const V tail = set1(0.5f) * erfc_positive(absolute(x) * set1(0.70710678f));
     return x * select_less(x, zero(), tail, set1(1.0f) - tail);
   }
 };
 struct GeluTanh { // x / 2 (1 + tanh u) = x / (1 + e^(-2 u))
-  Vec16 operator()(Vec16 x) const {
-    const Vec16 cube = x * x * x;
-    const Vec16 u = fma(cube, set1(0.044715f), x) * set1(0.79788456f);
+  template <class V> V operator()(const V& x) const {
+    const V cube = x * x * x;
+    const V u = fma(cube, set1(0.044715f), x) * set1(0.79788456f);
     return x / (set1(1.0f) + exp(set1(-2.0f) * u));
   }
 };
 // Leaves -0 as it is: a processor's own maximum need not.
-inline Vec16 not_below_zero(Vec16 x) { return select_less(x, zero(), zero(), x); }
+template <class V> inline V not_below_zero(const V& x) { return select_less(x, zero(), zero(), x); }
 struct Relu {
-  Vec16 operator()(Vec16 x) const { return not_below_zero(x); }
+  template <class V> V operator()(const V& x) const { return not_below_zero(x); }
 };
 struct Relu2 {
-  Vec16 operator()(Vec16 x) const {
-    const Vec16 positive = not_below_zero(x);
+  template <class V> V operator()(const V& x) const {
+    const V positive = not_below_zero(x);
     return positive * positive;
   }
 };
 struct QuickGelu {
-  Vec16 operator()(Vec16 x) const { return x / (set1(1.0f) + exp(set1(-1.702f) * x)); }
+  template <class V> V operator()(const V& x) const { return x / (set1(1.0f) + exp(set1(-1.702f) * x)); }
 };
 
 // use(activation) with the activation's functor.
@@ -70,6 +70,24 @@ void gate_row(int32_t activation, const float* gate, const float* up, float* out
       store_up_to(out + at, activate(load_up_to(gate + at, count)) * load_up_to(up + at, count), count);
     }
   });
+}
+
+// The same lanes of rows at once: an activation is a long chain.
+#if defined(OCTAVO_ISA_AVX512)
+constexpr int kTogether = 3;
+#elif defined(OCTAVO_ISA_AVX2) || defined(OCTAVO_ISA_NEON)
+constexpr int kTogether = 2;
+#else
+constexpr int kTogether = 1;
+#endif
+template <int Rows, class F> void gate_rows(const GatedRows& all, int64_t row, int64_t at, F activate) {
+  Many<Rows> gate;
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) gate.v[r] = load(all.gate + (row + r) * all.stride + at);
+  const Many<Rows> open = activate(gate);
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r)
+    store(all.out + (row + r) * all.out_stride + at, open.v[r] * load(all.up + (row + r) * all.stride + at));
 }
 
 } // namespace
@@ -112,8 +130,18 @@ void GatedRows::add_bias(const float* gate_bias, const float* up_bias) const {
 }
 
 void GatedRows::write(int32_t activation) const {
-  for (int64_t row = 0; row < rows; ++row)
-    gate_row(activation, gate + row * stride, up + row * stride, out + row * out_stride, width);
+  with_activation(activation, [&](auto activate) {
+    for (int64_t at = 0; at < width; at += 16) {
+      int64_t row = 0;
+      if (width - at >= 16)
+        for (; row + kTogether <= rows; row += kTogether) gate_rows<kTogether>(*this, row, at, activate);
+      for (; row < rows; ++row) {
+        const int64_t from = row * stride + at, count = width - at;
+        const Vec16 gated = activate(load_up_to(gate + from, count)) * load_up_to(up + from, count);
+        store_up_to(out + row * out_stride + at, gated, count);
+      }
+    }
+  });
 }
 
 void gate_halves(Team& team, int32_t activation, const float* in, float* out, int64_t rows, int64_t width) {

@@ -9,6 +9,7 @@
 #include "linear_gather.h"
 #include "linear_kernels.h"
 #include "linear_prepare.h"
+#include "linear_product.h"
 #include "linear_strips.h"
 #include "simd/vec.h"
 #include "upcoming.h"
@@ -20,28 +21,6 @@ constexpr int64_t kFetchAhead = 2048;      // bytes of each panel that few rows 
 constexpr int64_t kFetchWaiting = 1 << 18; // bytes of the next product that a thread fetches while it waits
 constexpr int kTileStep = 12;              // blocks of rows are multiples of it
 constexpr int kPartsAThread = 16;          // tasks a thread, if there are as many blocks of rows
-
-struct Product {
-  const OctavoSegment* segments;
-  int segment_count;
-  LinearInputs in;
-  int64_t first_input;   // the prepared row that is row 0 here
-  int64_t first_output;  // the column of the first segment's first row
-  const float* bias;     // null: none
-  const float* residual; // null: none
-  float* out;
-  int64_t width;
-  int64_t rows;
-  Coding coding;
-  const OctavoInstruction* after; // the product that comes next, or null
-  const Gating* gating;           // null: none; the one segment is its gate
-};
-
-Strip strip_at(const OctavoSegment& segment, int64_t panel) {
-  Strip strip{static_cast<const uint8_t*>(segment.data), panel_layout(segment.format, segment.cols)};
-  strip.panels += panel * strip.layout.bytes;
-  return strip;
-}
 
 // Adds bias and residual to a strip's totals of one row and writes what belongs to the segment.
 void finish_row(const Product& product, const OctavoSegment& segment, int64_t first_output, int64_t panel, int panels,
@@ -211,82 +190,7 @@ void run_strip(Team& team, int thread, const Product& product, int widest, int64
   }
 }
 
-// --- many rows, of segments whose kernels take all rows of a strip: a task is a strip for a block of rows ---
-
-constexpr int64_t kNearInputs = 1 << 20; // that the second level keeps while strips go by
-constexpr int64_t kLeastShare = 24; // rows that are worth preparing a strip for: a thread keeps to its share of them
-constexpr int64_t kQuadsAThread = 12;
-constexpr int64_t kReadingRows = 128; // with more of them computing sets the pace
-
-// Panels of a segment that are a quad's; gates have as many others beside them.
-int64_t quad_panels(const Product& product) { return product.gating ? kAllPanels / 2 : kAllPanels; }
-
-int64_t quads_of(const Product& product, const OctavoSegment& segment) {
-  const bool all = linear_kernel(segment.format, product.coding).all != nullptr;
-  return all ? (panel_count(segment.rows) + quad_panels(product) - 1) / quad_panels(product) : 0;
-}
-
-bool is_bound_by_reading(const Product& product) {
-  return product.coding == Coding::rows && product.rows <= kReadingRows;
-}
-
-// A thread's last strip of a product: the next one's first.
-void fetch_after(const OctavoInstruction& after, int64_t quad, Strip& strip) {
-  const OctavoSegment& segment = *static_cast<const OctavoSegment*>(after.p[0]);
-  const Strip next = strip_at(segment, quad * kAllPanels < panel_count(segment.rows) ? quad * kAllPanels : 0);
-  strip.next = next.panels;
-  strip.next_layout = next.layout;
-}
-
-// quad: up to four panels. further: how many after this one the thread's next task likely is.
-void run_quad(Team& team, int thread, const Product& product, int64_t quad, int64_t row, int64_t rows,
-              int64_t further) {
-  int64_t first_output = product.first_output;
-  int s = 0;
-  for (int64_t here; quad >= (here = quads_of(product, product.segments[s])); ++s) {
-    quad -= here;
-    first_output += product.segments[s].rows;
-  }
-  const OctavoSegment& segment = product.segments[s];
-  const LinearKernel kernel = linear_kernel(segment.format, product.coding);
-  const int64_t most = quad_panels(product), panel = quad * most, left = panel_count(segment.rows) - panel;
-  const int own = static_cast<int>(left < most ? left : most), panels = product.gating ? 2 * own : own;
-  Strip strip = strip_at(segment, panel);
-  strip.next_layout = strip.layout;
-  if (product.gating) strip.apart = product.gating->apart();
-  if (further && left >= (further + 1) * most) {
-    strip.next = strip.panels + further * most * strip.layout.bytes;
-    strip.next_apart = strip.apart;
-  } else if (is_bound_by_reading(product) && product.after && s + 1 == product.segment_count) {
-    fetch_after(*product.after, further == 1 ? 0 : thread, strip);
-  }
-  const int64_t column = first_output + panel * kLanes, at = row * product.width + column;
-  Results results{};
-  results.out = product.out + at;
-  results.stride = product.width;
-  results.lanes = segment.rows - panel * kLanes;
-  results.bias = product.bias ? product.bias + column : nullptr;
-  results.residual = product.residual ? product.residual + at : nullptr;
-  results.gating = product.gating;
-  float* memory = team.scratch(thread, static_cast<size_t>(kernel.floats(product.in.cols, panels)));
-  kernel.all(strip, panels, product.in, product.first_input + row, rows, results, memory);
-}
-
-void all_rows(Team& team, const Product& product) {
-  int64_t quads = 0;
-  for (int s = 0; s < product.segment_count; ++s) quads += quads_of(product, product.segments[s]);
-  if (quads == 0) return;
-  const int64_t most = product.rows / kLeastShare;
-  // Of few rows strips are read by one thread each where they need no preparation and can be shared evenly.
-  const bool once = is_bound_by_reading(product) && quads >= kQuadsAThread * team.threads();
-  const int64_t shares = once || most < 1 ? 1 : most < team.threads() ? most : team.threads();
-  const int64_t blocks = (product.rows * product.in.cols + shares * kNearInputs - 1) / (shares * kNearInputs);
-  team.parallel_shares(shares, blocks * quads, [&](int64_t share, int64_t index, int thread) {
-    const int64_t block = share * blocks + index / quads, row = block * product.rows / (shares * blocks);
-    const int64_t end = (block + 1) * product.rows / (shares * blocks);
-    run_quad(team, thread, product, index % quads, row, end - row, shares == team.threads() ? 1 : team.threads());
-  });
-}
+// --- many rows ---
 
 DenseProduct dense_product(const Product& product, int64_t set) {
   DenseProduct dense{};
@@ -340,9 +244,7 @@ Product head_product(const Product& all, int64_t head, int64_t width) {
 }
 
 void run_head(Team& team, int thread, const Product& product, int64_t row, int64_t rows) {
-  const int64_t quads = quads_of(product, product.segments[0]);
-  for (int64_t quad = 0; quad < quads; ++quad) run_quad(team, thread, product, quad, row, rows, 1);
-  if (quads) return;
+  if (all_rows_of(team, thread, product, row, rows)) return;
   const int64_t panels = panel_count(product.segments[0].rows);
   for (int64_t strip = 0; strip < strip_count(panels, kWidestMany); ++strip)
     run_strip(team, thread, product, kWidestMany, strip, {row, row + rows, rows}, 1);
@@ -363,20 +265,6 @@ void run_product(Team& team, Product& product, const float* x, int64_t depth) {
     few_rows(team, product);
   else
     many_rows(team, product);
-}
-
-bool is_product(const OctavoInstruction& code) {
-  return code.opcode == OCTAVO_LINEAR || code.opcode == OCTAVO_GATED_LINEAR;
-}
-
-// The product that comes next in the program, or in the next step.
-const OctavoInstruction* product_after(const OctavoInstruction& instruction, const OctavoProgram& program) {
-  const OctavoInstruction* const end = program.code + program.count;
-  for (const OctavoInstruction* next = &instruction + 1; next < end; ++next)
-    if (is_product(*next)) return next;
-  for (const OctavoInstruction* next = program.code; next <= &instruction; ++next)
-    if (is_product(*next)) return next;
-  return nullptr;
 }
 
 // One product for each run of segments that take the same inputs: all of them, but in odd checkpoints.
@@ -404,17 +292,6 @@ Product product_of(const OctavoInstruction& instruction, const OctavoProgram& pr
   product.coding = static_cast<Coding>(instruction.i[2]);
   product.after = product_after(instruction, program);
   return product;
-}
-
-// Whether gates and what they let through, of `width` each, have equal panels side by side or one after the other.
-bool find_gating(const OctavoSegment* segments, int count, int64_t width, Gating& gating) {
-  if (count > 2 || is_ordered(segments[0].format) || width % kLanes != 0) return false;
-  if (segments[0].rows != (count == 1 ? 2 * width : width) || segments[count - 1].format != segments[0].format)
-    return false;
-  gating.gate = gating.up = segments[0];
-  gating.gate.rows = gating.up.rows = static_cast<int32_t>(width);
-  gating.up.data = count == 2 ? segments[1].data : strip_at(segments[0], width / kLanes).panels;
-  return true;
 }
 
 } // namespace

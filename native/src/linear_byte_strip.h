@@ -102,8 +102,8 @@ void all_byte_rows(const Strip& strip, int panels, const LinearInputs& in, int64
   all.sums = Made::f.group == 16 ? in.coded.sums16 : in.coded.sums32;
   all.stride = in.layout.rows;
   all.ahead = strip.next;
-  all.ahead_end = strip.next ? strip.next + panels * strip.layout.bytes : nullptr;
-  all.apart = strip.apart;
+  all.ahead_end = strip.next ? strip.next + strip.next_panels * strip.next_layout.bytes : nullptr;
+  all.apart = strip.next_apart;
   run_byte_rows<Made::f.group, Made::f.mins, Made::kKind.short_scales>(all.from_row(row), rows, panels, results);
 }
 

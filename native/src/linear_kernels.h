@@ -88,6 +88,7 @@ struct Strip {
   int64_t apart = 0;             // `all` kernels: not 0: panels of gates and of what they let through take turns, these
                                  // so many bytes behind those
   int64_t next_apart = 0;        // likewise of the next panels
+  int next_panels = 0;           // `all` kernels: how many those are
 
   const uint8_t* panel(int p) const {
     return apart ? panels + p / 2 * layout.bytes + p % 2 * apart : panels + p * layout.bytes;

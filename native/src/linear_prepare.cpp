@@ -199,13 +199,12 @@ LinearInputs prepare(Team& team, const Needs& needs, const float* x, const RowLa
     for (int64_t row = begin; row < end; ++row) prepare_row(needs, x + row * cols, layout, row, to);
     if (needs.coding == Coding::none) return;
     if (needs.coding == Coding::rows) {
-      float* turned = team.scratch(thread, static_cast<size_t>(cols));
-      const int64_t run_stride = layout.in_runs ? rows * kCodeRun : kCodeRun;
-      for (int64_t row = begin; row < end; ++row)
-        to.coded.scales[row] =
-            code_row(x + row * cols, cols, needs.rotated, turned,
-                     {to.coded.codes + layout.at(row, 0, kCodeRun), run_stride, to.coded.raise});
-      return;
+      float* turned = team.scratch(thread, static_cast<size_t>(2 * cols));
+      uint8_t* codes = to.coded.codes + layout.at(begin, 0, kCodeRun);
+      const bool runs = layout.in_runs;
+      return code_rows(x + begin * cols, end - begin, cols, needs.rotated, turned,
+                       {codes, runs ? rows * kCodeRun : kCodeRun, runs ? kCodeRun : cols, to.coded.raise},
+                       to.coded.scales + begin);
     }
     for (int64_t row = begin; row < end; row += kQuantizedRows) {
       const int count = static_cast<int>(end - row < kQuantizedRows ? end - row : kQuantizedRows);

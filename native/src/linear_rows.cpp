@@ -64,45 +64,61 @@ void few_rows_of_strip(const Strip& strip, const LinearInputs& in, int64_t row, 
 
 // --- many rows: a strip against all of them ---
 
-void write_row(const int32_t* sums, const float* scales, float input_scale, int panels, const float* residual,
-               const Results& to, float* out) {
-  for (int p = 0; p < panels; ++p) {
-    const int64_t left = to.lanes - p * kLanes;
-    const int lanes = left < kLanes ? static_cast<int>(left) : kLanes;
-    const Int16 sum = load_words(reinterpret_cast<const uint8_t*>(sums + p * kLanes));
-    Vec16 value = close_row(sum, load(scales + p * kLanes), input_scale);
-    if (to.bias) value = value + load_n(to.bias + p * kLanes, lanes);
-    if (residual) value = value + load_n(residual + p * kLanes, lanes);
-    if (lanes == kLanes)
-      store(out + p * kLanes, value);
-    else
-      store_n(out + p * kLanes, value, lanes);
+// Closed, + bias, then + residual. sums: [rows][Panels][16]; results: rows `stride` apart
+template <int Panels, bool Bias, bool Residual>
+void write_panels(const int32_t* sums, const float* scales, const float* input_scales, int rows, const float* bias,
+                  const float* residual, float* out, int64_t stride) {
+  for (int r = 0; r < rows; ++r, sums += Panels * kLanes, out += stride) {
+#pragma GCC unroll 4
+    for (int at = 0; at < Panels * kLanes; at += kLanes) {
+      const Int16 sum = load_words(reinterpret_cast<const uint8_t*>(sums + at));
+      Vec16 value = close_row(sum, load(scales + at), input_scales[r]);
+      if (Bias) value = value + load(bias + at);
+      if (Residual) value = value + load(residual + r * stride + at);
+      store(out + at, value);
+    }
   }
+}
+
+template <int Panels>
+void write_panels(const int32_t* sums, const float* scales, const float* input_scales, int64_t first, int rows,
+                  const Results& to) {
+  const int64_t at = first * to.stride;
+  const float* residual = to.residual ? to.residual + at : nullptr;
+  const auto write = [&](auto with_bias, auto with_residual) {
+    write_panels<Panels, with_bias, with_residual>(sums, scales, input_scales, rows, to.bias, residual, to.out + at,
+                                                   to.stride);
+  };
+  constexpr std::true_type yes;
+  constexpr std::false_type no;
+  if (to.bias) return to.residual ? write(yes, yes) : write(yes, no);
+  return to.residual ? write(no, yes) : write(no, no);
 }
 
 // sums: [rows][panels][16] of rows from `first` on
-void write_rows(const int32_t* sums, const float* scales, const float* input_scales, int64_t first, int rows, int panels,
-                const Results& to) {
-  if (!to.gating) {
-    for (int r = 0; r < rows; ++r) {
-      const int64_t at = (first + r) * to.stride;
-      const float* residual = to.residual ? to.residual + at : nullptr;
-      write_row(sums + r * panels * kLanes, scales, input_scales[r], panels, residual, to, to.out + at);
-    }
-    return;
+void write_rows(const int32_t* sums, const float* scales, const float* input_scales, int64_t first, int rows,
+                int panels, const Results& to) {
+  if (to.gating || to.lanes < panels * kLanes) {
+    alignas(64) float totals[kMostTileRows * kAllPanels * kLanes];
+    Results closed{};
+    closed.out = totals;
+    closed.stride = panels * kLanes;
+    closed.lanes = closed.stride;
+    write_rows(sums, scales, input_scales, 0, rows, panels, closed);
+    return write_results(to, first, rows, panels, totals);
   }
-  alignas(64) float totals[kMostTileRows * kAllPanels * kLanes];
-  for (int i = 0; i < rows * panels; ++i) {
-    const Int16 sum = load_words(reinterpret_cast<const uint8_t*>(sums + i * kLanes));
-    store(totals + i * kLanes, close_row(sum, load(scales + i % panels * kLanes), input_scales[i / panels]));
+  switch (panels) {
+  case 1: return write_panels<1>(sums, scales, input_scales, first, rows, to);
+  case 2: return write_panels<2>(sums, scales, input_scales, first, rows, to);
+  case 3: return write_panels<3>(sums, scales, input_scales, first, rows, to);
+  default: return write_panels<4>(sums, scales, input_scales, first, rows, to);
   }
-  write_results(to, first, rows, panels, totals);
 }
 
 // Tile `index` of `tiles` fetches its part of the strip that comes next; with gates first those, then the others.
-void set_ahead(const Strip& strip, int panels, int64_t index, int64_t tiles, RowTile& tile) {
+void set_ahead(const Strip& strip, int64_t index, int64_t tiles, RowTile& tile) {
   if (!strip.next) return;
-  const int64_t parts = strip.next_apart ? 2 : 1, bytes = panels / parts * strip.next_layout.bytes;
+  const int64_t parts = strip.next_apart ? 2 : 1, bytes = strip.next_panels / parts * strip.next_layout.bytes;
   const int64_t part = index * parts / tiles, own = (tiles + parts - 1) / parts; // tiles of a part
   const int64_t turns = own * tile.units;
   tile.ahead_lines = ((bytes + 63) / 64 + turns - 1) / turns;
@@ -112,13 +128,13 @@ void set_ahead(const Strip& strip, int panels, int64_t index, int64_t tiles, Row
 }
 
 // What a tile that reads its codes once goes on with: codes of the next strip; what stands behind these is fetched here.
-void set_next(const Strip& strip, int panels, RowTile& tile) {
+void set_next(const Strip& strip, RowTile& tile) {
   if (!strip.next) return;
   const PanelLayout& layout = strip.next_layout;
   tile.next = strip.next;
   tile.next_panel_stride = strip.next_apart ? strip.next_apart : layout.bytes;
   tile.next_pair_stride = strip.next_apart ? layout.bytes : 2 * layout.bytes;
-  for (int p = 0; p < panels; ++p)
+  for (int p = 0; p < strip.next_panels; ++p)
     for (int64_t at = layout.high; at < layout.bytes; at += 64) __builtin_prefetch(tile.next_panel(p) + at, 0, 2);
 }
 
@@ -165,7 +181,7 @@ void all_rows_of_strip(const Strip& strip, int panels, const LinearInputs& in, i
   tile.units = units;
   tile.result_stride = results.stride;
   tile.result_panels = results.gating ? panels / 2 : panels;
-  if (tile.once) set_next(strip, panels, tile);
+  if (tile.once) set_next(strip, tile);
   const int64_t tiles = tile.once ? 1 : (rows + kRowTileRows - 1) / kRowTileRows;
   with_registers([&](auto& registers) {
     for (int64_t index = 0; index < tiles; ++index) {
@@ -174,7 +190,7 @@ void all_rows_of_strip(const Strip& strip, int panels, const LinearInputs& in, i
       RowTile from = tile;
       from.inputs += first * kCodeRun;
       from.results = results.out + first * results.stride;
-      if (!tile.once) set_ahead(strip, panels, index, tiles, from);
+      if (!tile.once) set_ahead(strip, index, tiles, from);
       add_tile(registers, from, count, panels, sums);
       write_rows(sums, scales, in.coded.scales + row + first, first, count, panels, results);
     }

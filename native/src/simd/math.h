@@ -1,6 +1,7 @@
-// Elementary functions on Vec16, the same steps on every instruction set. Polynomials: least squares on Chebyshev
-// nodes.
+// Elementary functions, the same steps on every instruction set, of Vec16 and of several at once (simd/many.h).
+// Polynomials: least squares on Chebyshev nodes.
 #pragma once
+#include "simd/many.h"
 #include "simd/vec.h"
 
 namespace octavo {
@@ -35,16 +36,16 @@ inline float first_lane(Vec16 v) {
   store(lanes, v);
   return lanes[0];
 }
-inline Vec16 absolute(Vec16 x) { return max(x, zero() - x); }
+template <class V> inline V absolute(const V& x) { return max(x, zero() - x); }
 
 // e^x to about 1 ulp; subnormal results and infinities too. NaN stays NaN.
-inline Vec16 exp(Vec16 x) {
-  const Vec16 bounded = min(set1(89.0f), max(set1(-106.0f), x));
-  const Vec16 n = round_int(bounded * set1(1.44269504f));
+template <class V> inline V exp(const V& x) {
+  const V bounded = min(set1(89.0f), max(set1(-106.0f), x));
+  const V n = round_int(bounded * set1(1.44269504f));
   // ln 2 in two parts; n times the first is exact.
-  const Vec16 high = fma(n, set1(-0.693359375f), bounded);
-  const Vec16 r = fma(n, set1(2.12194440e-4f), high);
-  Vec16 p = fma(set1(1.3933643e-3f), r, set1(8.3631752e-3f));
+  const V high = fma(n, set1(-0.693359375f), bounded);
+  const V r = fma(n, set1(2.12194440e-4f), high);
+  V p = fma(set1(1.3933643e-3f), r, set1(8.3631752e-3f));
   p = fma(p, r, set1(4.1666467e-2f));
   p = fma(p, r, set1(1.6666576e-1f));
   p = fma(p, r, set1(0.5f));
@@ -79,10 +80,10 @@ inline Vec16 tanh(Vec16 x) {
 }
 
 // 1 - erf(z) for z >= 0, relative error below 2e-6: t e^(P(t) - z^2) with t = 1 / (1 + z / 2).
-inline Vec16 erfc_positive(Vec16 z) {
-  const Vec16 bounded = min(set1(10.5f), z);
-  const Vec16 t = set1(1.0f) / fma(bounded, set1(0.5f), set1(1.0f));
-  Vec16 p = fma(set1(0.15217128f), t, set1(-0.72015756f));
+template <class V> inline V erfc_positive(const V& z) {
+  const V bounded = min(set1(10.5f), z);
+  const V t = set1(1.0f) / fma(bounded, set1(0.5f), set1(1.0f));
+  V p = fma(set1(0.15217128f), t, set1(-0.72015756f));
   p = fma(p, t, set1(1.2489851f));
   p = fma(p, t, set1(-0.81853658f));
   p = fma(p, t, set1(0.020350492f));
