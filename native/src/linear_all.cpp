@@ -43,12 +43,13 @@ struct Next {
 };
 
 // The strip of at most `count` panels that begins with one.
-Next next_at(const OctavoSegment& segment, int64_t panel, int64_t count, const Gating* gating) {
-  const Strip strip = strip_at(segment, panel);
+Next next_at(const OctavoSegment& segment, const PanelLayout& layout, int64_t panel, int64_t count,
+             const Gating* gating) {
   const int64_t left = panel_count(segment.rows) - panel, most = gating ? kAllPanels / 2 : kAllPanels;
   const int64_t fits = left < most ? left : most;
   const int own = static_cast<int>(fits < count ? fits : count);
-  return {strip.panels, strip.layout, gating ? gating->apart() : 0, gating ? 2 * own : own};
+  const uint8_t* panels = static_cast<const uint8_t*>(segment.data) + panel * layout.bytes;
+  return {panels, layout, gating ? gating->apart() : 0, gating ? 2 * own : own};
 }
 
 // The first strip that a thread will take of a product, if each has as many panels.
@@ -58,16 +59,28 @@ Next first_of(const OctavoInstruction& code, const Team& team, int thread) {
   const bool gated = code.opcode == OCTAVO_GATED_LINEAR && find_gating(segments, code.i[1], code.width, gating);
   if (gated) segments = &gating.gate;
   const PanelAt at = locate(segments, team.run_start(all_panels(segments, gated ? 1 : code.i[1]), thread));
-  return next_at(segments[at.segment], at.panel, kAllPanels, gated ? &gating : nullptr);
+  const OctavoSegment& segment = segments[at.segment];
+  const PanelLayout layout = panel_layout(segment.format, segment.cols);
+  return next_at(segment, layout, at.panel, kAllPanels, gated ? &gating : nullptr);
+}
+
+// What strips of a format have in common.
+struct Common {
+  int32_t format;
+  PanelLayout layout;
+  LinearKernel kernel;
+};
+
+Common common_of(const Product& product, const OctavoSegment& segment) {
+  return {segment.format, panel_layout(segment.format, segment.cols), linear_kernel(segment.format, product.coding)};
 }
 
 // Up to four panels of a segment, at.first_output counted from the product's first segment.
-void run_strip(Team& team, int thread, const Product& product, const PanelAt& at, int count, int64_t row, int64_t rows,
-               const Next& next) {
+void run_strip(Team& team, int thread, const Product& product, const Common& common, const PanelAt& at, int count,
+               int64_t row, int64_t rows, const Next& next) {
   const OctavoSegment& segment = product.segments[at.segment];
-  const LinearKernel kernel = linear_kernel(segment.format, product.coding);
   const int panels = product.gating ? 2 * count : count;
-  Strip strip = strip_at(segment, at.panel);
+  Strip strip{static_cast<const uint8_t*>(segment.data) + at.panel * common.layout.bytes, common.layout};
   if (product.gating) strip.apart = product.gating->apart();
   strip.next = next.panels;
   strip.next_layout = next.layout;
@@ -82,8 +95,8 @@ void run_strip(Team& team, int thread, const Product& product, const PanelAt& at
   results.bias = product.bias ? product.bias + column : nullptr;
   results.residual = product.residual ? product.residual + place : nullptr;
   results.gating = product.gating;
-  float* memory = team.scratch(thread, static_cast<size_t>(kernel.floats(product.in.cols, panels)));
-  kernel.all(strip, panels, product.in, product.first_input + row, rows, results, memory);
+  float* memory = team.scratch(thread, static_cast<size_t>(common.kernel.floats(product.in.cols, panels)));
+  common.kernel.all(strip, panels, product.in, product.first_input + row, rows, results, memory);
 }
 
 // How many blocks the rows are cut into.
@@ -102,6 +115,7 @@ struct Strips {
   const Product& product;
   int64_t panels, blocks;
   bool all_segments; // have such kernels; panels are those of segments that have
+  Common first;      // of the first of them, and mostly of all
 
   PanelAt locate(int64_t panel) const {
     if (all_segments) return octavo::locate(product.segments, panel);
@@ -112,11 +126,15 @@ struct Strips {
     }
     return place;
   }
+  Common common(const OctavoSegment& segment) const {
+    return segment.format == first.format ? first : common_of(product, segment);
+  }
   int64_t first_row(int64_t block) const { return block * product.rows / blocks; }
   // What begins at a panel, counted through the blocks, of at most `count`, those of gates counted.
   Next at(int64_t panel, int64_t count) const {
     const PanelAt place = locate(panel % panels);
-    return next_at(product.segments[place.segment], place.panel, count, product.gating);
+    const OctavoSegment& segment = product.segments[place.segment];
+    return next_at(segment, common(segment).layout, place.panel, count, product.gating);
   }
 };
 
@@ -128,8 +146,8 @@ void run_pieces(Team& team, int thread, const Strips& all, int64_t begin, int64_
     const int64_t inside = panel_count(product.segments[at.segment].rows) - at.panel;
     const int64_t count = end - begin < inside ? end - begin : inside;
     begin += count;
-    run_strip(team, thread, product, at, static_cast<int>(count), row, all.first_row(block + 1) - row,
-              begin < end ? all.at(begin, end - begin) : last);
+    run_strip(team, thread, product, all.common(product.segments[at.segment]), at, static_cast<int>(count), row,
+              all.first_row(block + 1) - row, begin < end ? all.at(begin, end - begin) : last);
   }
 }
 
@@ -138,7 +156,8 @@ void run_pieces(Team& team, int thread, const Strips& all, int64_t begin, int64_
 void all_rows(Team& team, const Product& product) {
   const int64_t panels = panels_of(product);
   if (panels == 0) return;
-  const Strips all{product, panels, row_blocks(team, product, panels), all_take_all(product)};
+  const Strips all{product, panels, row_blocks(team, product, panels), all_take_all(product),
+                   common_of(product, product.segments[0])};
   const int64_t count = all.blocks * panels;
   team.parallel_runs(count, strip_panels(product), [&](int64_t begin, int64_t end, int thread) {
     const int64_t first = team.run_start(count, thread), own_end = team.run_start(count, thread + 1);
@@ -152,13 +171,16 @@ void all_rows(Team& team, const Product& product) {
 
 bool all_rows_of(Team& team, int thread, const Product& product, int64_t row, int64_t rows) {
   const int64_t panels = panels_of(product), most = strip_panels(product);
+  if (panels == 0) return false;
+  const OctavoSegment& segment = product.segments[0];
+  const Common common = common_of(product, segment);
   for (int64_t panel = 0; panel < panels; panel += most) {
     const PanelAt at{0, panel, 0};
     const int64_t left = panels - panel;
-    const Next next = left > most ? next_at(product.segments[0], panel + most, left - most, product.gating) : Next{};
-    run_strip(team, thread, product, at, static_cast<int>(left < most ? left : most), row, rows, next);
+    const Next next = left > most ? next_at(segment, common.layout, panel + most, left - most, product.gating) : Next{};
+    run_strip(team, thread, product, common, at, static_cast<int>(left < most ? left : most), row, rows, next);
   }
-  return panels > 0;
+  return true;
 }
 
 const OctavoInstruction* product_after(const OctavoInstruction& instruction, const OctavoProgram& program) {

@@ -127,7 +127,8 @@ void set_ahead(const Strip& strip, int64_t index, int64_t tiles, RowTile& tile) 
   tile.ahead_end = first + bytes;
 }
 
-// What a tile that reads its codes once goes on with: codes of the next strip; what stands behind these is fetched here.
+// What a tile that reads its codes once goes on with: codes of the next strip; what stands behind these is fetched
+// here.
 void set_next(const Strip& strip, RowTile& tile) {
   if (!strip.next) return;
   const PanelLayout& layout = strip.next_layout;
@@ -176,7 +177,6 @@ void all_rows_of_strip(const Strip& strip, int panels, const LinearInputs& in, i
   tile.pair_stride = !written && strip.apart ? strip.layout.bytes : 2 * tile.panel_stride;
   if (Stepped && tile.once) tile.steps = strip.panels + strip.layout.min;
   tile.starts = starts;
-  tile.inputs = in.coded.codes + row * kCodeRun;
   tile.run_stride = in.layout.rows * kCodeRun;
   tile.units = units;
   tile.result_stride = results.stride;
@@ -187,11 +187,11 @@ void all_rows_of_strip(const Strip& strip, int panels, const LinearInputs& in, i
     for (int64_t index = 0; index < tiles; ++index) {
       const int64_t first = index * rows / tiles;
       const int count = static_cast<int>((index + 1) * rows / tiles - first);
-      RowTile from = tile;
-      from.inputs += first * kCodeRun;
-      from.results = results.out + first * results.stride;
-      if (!tile.once) set_ahead(strip, index, tiles, from);
-      add_tile(registers, from, count, panels, sums);
+      // In place: what is copied right after its parts were written has to wait for them.
+      tile.inputs = in.coded.codes + (row + first) * kCodeRun;
+      tile.results = results.out + first * results.stride;
+      if (!tile.once) set_ahead(strip, index, tiles, tile);
+      add_tile(registers, tile, count, panels, sums);
       write_rows(sums, scales, in.coded.scales + row + first, first, count, panels, results);
     }
   });

@@ -4,9 +4,9 @@
 
 namespace octavo {
 
-// Rows and panels whose sums fit the registers, with a register a panel for codes and one for inputs. Where all rows can
-// be one tile of two panels or of one, codes are read once, evenly, while others are multiplied: from memory that is
-// faster than a tile that reads and others that multiply what it has read.
+// Rows and panels whose sums fit the registers, with a register a panel for codes and one for inputs. Where all rows
+// can be one tile of two panels or of one, codes are read once, evenly, while others are multiplied: from memory that
+// is faster than a tile that reads and others that multiply what it has read.
 #if defined(OCTAVO_ISA_AVX512)
 constexpr int kRowTileRows = 6, kRowTilePanels = 4, kOnceLeast = 5, kOncePairRows = 14, kOnceRows = 28,
               kStepsRows = 2; // fewer where steps need registers, too
@@ -176,8 +176,9 @@ inline void add_tile(NoRegisters&, const RowTile& all, int rows, int panels, int
     if (all.once && all.steps) return add_all_once<CodesOf::steps>(all, rows, panels, sums);
     if (all.once) return add_all_once<CodesOf::memory>(all, rows, panels, sums);
   }
-  RowTile tile = all;
   const int64_t lanes = panels * kLanes;
+  if constexpr (kRowTilePanels == kAllPanels) return add_panels<kRowTilePanels>(all, rows, panels, lanes, sums);
+  RowTile tile = all;
   for (int panel = 0; panel < panels; panel += kRowTilePanels) {
     const int count = panels - panel < kRowTilePanels ? panels - panel : kRowTilePanels;
     add_panels<kRowTilePanels>(tile, rows, count, lanes, sums + panel * kLanes);
