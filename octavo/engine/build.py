@@ -238,7 +238,7 @@ def _assemble(
         if source.pooler is None
         else StatePooler(backend.pooling_runner(decoder, table, resolved, layout))
     )
-    fingerprint = cache_fingerprint(source, resolved, groups)
+    fingerprint = cache_fingerprint(source, _formats(_matrices(loaded.weights)), resolved, groups)
     below = (
         None
         if backend.pages is None
@@ -303,7 +303,7 @@ def _finish(
     resolved, groups = machinery.resolved, machinery.groups
     weights = _matrices(loaded.weights)
     growing = sum(not group.is_state for group in groups)
-    info = replace(_info(resolved, source, clock.total), pin_tokens=machinery.pin_tokens)
+    info = replace(_info(resolved, source, _formats(weights), clock.total), pin_tokens=machinery.pin_tokens)
     return Engine(
         client=LocalClient(info, machinery.loop),
         info=info,
@@ -359,7 +359,7 @@ def _limits(config: EngineConfig, resolved: ResolvedConfig) -> SchedulerLimits:
     )
 
 
-def _info(resolved: ResolvedConfig, source: ModelSource, seconds: float) -> EngineInfo:
+def _info(resolved: ResolvedConfig, source: ModelSource, formats: tuple[str, ...], seconds: float) -> EngineInfo:
     model = resolved.model
     return EngineInfo(
         max_model_len=model.max_model_len.value,
@@ -369,15 +369,17 @@ def _info(resolved: ResolvedConfig, source: ModelSource, seconds: float) -> Engi
         max_num_batched_tokens=model.max_num_batched_tokens.value,
         vocab=source.spec.vocab,
         start_seconds=seconds,
-        fingerprint=_fingerprint(resolved, source),
+        fingerprint=_fingerprint(resolved, source, formats),
     )
 
 
-def _fingerprint(resolved: ResolvedConfig, source: ModelSource) -> tuple[tuple[str, str], ...]:
+def _fingerprint(
+    resolved: ResolvedConfig, source: ModelSource, formats: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
     """What decides the bits of answers. Batch, threads, chunks and cache hits do not."""
     model = resolved.model
     kernels = (ABI_VERSION, model.backend.value, model.isa.value, library_digest(model.isa.value))
-    settings = (model.weights.value, model.linear_compute.value, repr(model.cache_types), model.max_model_len.value)
+    settings = (formats, model.linear_compute.value, repr(model.cache_types), model.max_model_len.value)
     return (
         ("model", source.fingerprint(times=False)),
         ("kernels", hashlib.sha256(repr(kernels).encode()).hexdigest()),
@@ -422,6 +424,10 @@ def _matrices(weights: DecoderWeights[Any]) -> list[PackedWeight]:
                 ]
     unique = {id(weight): weight for weight in found if weight is not None}
     return list(unique.values())
+
+
+def _formats(matrices: list[PackedWeight]) -> tuple[str, ...]:
+    return tuple(format for matrix in matrices for format in matrix.formats)
 
 
 def _segment_bytes(weight: PackedWeight) -> int:

@@ -35,11 +35,17 @@ class EngineTiers:
     transfers: TierTransfers
 
 
-def cache_fingerprint(source: ModelSource, resolved: ResolvedConfig, groups: Sequence[KVCacheGroup]) -> bytes:
-    """32 bytes that name whatever decides the numbers in cached blocks, and how they lie there."""
+def cache_fingerprint(
+    source: ModelSource, formats: Sequence[str], resolved: ResolvedConfig, groups: Sequence[KVCacheGroup]
+) -> bytes:
+    """32 bytes that name whatever decides the numbers in cached blocks, and how they lie there.
+
+    Args:
+        formats: those of all matrices, in order; beside quantized ones some may be in the type of `dtype`.
+    """
     model = resolved.model
     parts = (
-        *(source.fingerprint(), model.weights.value, model.cache_types, model.block_size.value),
+        *(source.fingerprint(), tuple(formats), model.cache_types, model.block_size.value),
         *(model.linear_compute.value, model.backend.value, model.isa.value, ABI_VERSION, _NUMBERS, repr(groups)),
     )
     digest = hashlib.blake2b(digest_size=32, person=b"octavo-pages")

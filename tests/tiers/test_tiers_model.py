@@ -10,6 +10,7 @@ from octavo.cache.tier_cost import TransferCost
 from octavo.errors import EngineAsleepError, InvalidRequestError, UnsupportedError
 from octavo.execution.tiers import disk
 from octavo.execution.tiers.envelope import HEADER_BYTES
+from tests.model.files import TINY, tiny_tensors, write_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 STORY = "The old lighthouse keeper climbed the stairs every evening, lit the lamp and wrote the weather into his book. "
@@ -92,6 +93,17 @@ def test_blocks_of_products_that_round_otherwise_are_not_taken(tmp_path):
     for compute, least, most in (("exact", 0, 19), ("int16", 80, 160)):
         with LLM(**options, linear_compute=compute) as llm:
             assert all(least <= cached <= most for cached in rounds(llm, 1)[1])
+
+
+def test_blocks_of_matrices_in_another_type_are_not_taken(tmp_path):
+    """With rows of 100 inputs, which no blocks fit, `mlp.down_proj` is in the type of `dtype` beside int8 ones."""
+    config = TINY | {"intermediate_size": 100}
+    model = write_model(tmp_path / "model", tiny_tensors(config), config)
+    options = {"skip_tokenizer_init": True, "quantization": "int8", "max_num_seqs": 2, "kv_disk": "64MiB"}
+    for dtype, cached in (("float16", 0), ("float32", 0), ("float16", 64), ("auto", 64)):
+        with LLM(model=str(model), dtype=dtype, kv_disk_path=str(tmp_path / "kv"), **options) as llm:
+            (output,) = llm.generate({"prompt_token_ids": list(range(3, 43)) * 2}, GREEDY, use_tqdm=False)
+            assert output.num_cached_tokens == cached
 
 
 def test_a_vanished_directory_and_a_full_disk_stop_nothing(wanted, tmp_path, monkeypatch):
