@@ -128,15 +128,17 @@ void set_ahead(const Strip& strip, int64_t index, int64_t tiles, RowTile& tile) 
 }
 
 // What a tile that reads its codes once goes on with: codes of the next strip; what stands behind these is fetched
-// here.
+// here, as much of it as rows have. The next strip may be of another format.
 void set_next(const Strip& strip, RowTile& tile) {
+  constexpr int64_t kRest = 4096; // bytes of a panel
   if (!strip.next) return;
   const PanelLayout& layout = strip.next_layout;
   tile.next = strip.next;
   tile.next_panel_stride = strip.next_apart ? strip.next_apart : layout.bytes;
   tile.next_pair_stride = strip.next_apart ? layout.bytes : 2 * layout.bytes;
   for (int p = 0; p < strip.next_panels; ++p)
-    for (int64_t at = layout.high; at < layout.bytes; at += 64) __builtin_prefetch(tile.next_panel(p) + at, 0, 2);
+    for (int64_t at = layout.high; at < layout.bytes && at < layout.high + kRest; at += 64)
+      __builtin_prefetch(tile.next_panel(p) + at, 0, 2);
 }
 
 // The bytes of a strip's codes, [panels][units][8][64].

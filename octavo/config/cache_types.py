@@ -88,9 +88,10 @@ def choose_cache_dtype(
     dtype, skipped = asked.kv_cache_dtype, asked.kv_cache_dtype_skip_layers
     chosen = _usual_dtype(weights, rounded, whole, rotates) if dtype == "auto" else (dtype, "asked for")
     if skipped and chosen[0] in PLAIN_TYPES:
+        fitting = "int8, fp8_e4m3, fp8_e5m2 or int4" if rotates else "fp8_e4m3 or fp8_e5m2"
         raise ConfigError(
             f"kv_cache_dtype_skip_layers {','.join(skipped)} leaves layers of a quantized cache as they are, and "
-            f"kv_cache_dtype {dtype} quantizes none: choose int8, fp8_e4m3, fp8_e5m2 or int4, or leave it out"
+            f"kv_cache_dtype {dtype} quantizes none: choose {fitting}, or leave it out"
         )
     return chosen
 

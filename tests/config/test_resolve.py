@@ -233,6 +233,8 @@ def test_where_everything_is_rounded_to_8_bits_the_cache_is(
 def test_layers_cannot_be_left_out_of_what_is_not_quantized() -> None:
     with pytest.raises(ConfigError, match="kv_cache_dtype auto quantizes none"):
         resolve(kv_cache_dtype_skip_layers=("first",))
+    with pytest.raises(ConfigError, match="choose fp8_e4m3 or fp8_e5m2, or leave it out"):
+        resolve(facts=replace(FACTS, rotates=False), quantization="int8", kv_cache_dtype_skip_layers=("first",))
 
 
 @pytest.mark.parametrize(
