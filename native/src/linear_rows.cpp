@@ -2,8 +2,6 @@
 
 #include <string.h>
 
-#include <type_traits>
-
 #include "linear_byte_rows.h"
 #if defined(OCTAVO_VARIANT_AMX)
 #include "linear_rows_registers.h"

@@ -3,6 +3,8 @@
 // out = input scale * (weight scale * float(sum)), then + bias, then + residual. The sum of code * code over the whole
 // depth is exact in 32 bits, so it has no order: every build, tile and number of threads gives the same bits.
 #pragma once
+#include <type_traits>
+
 #include "linear_codes.h"
 #include "linear_dot.h"
 #include "linear_kernels.h"
